@@ -1,0 +1,186 @@
+"""The two protocols between the engine, the model code and the machine.
+
+`Ops` is what a forward pass is written in, once, in `models/decoder.py`. The reference backend executes the calls; the
+CPU backend records them once into a Program and replays that. So a forward pass must not look at values, only pass them.
+
+`Backend` is what the engine calls: it owns weights, KV memory and logits.
+
+Row invariance is part of both contracts: a row's result depends on that row's token, position and visible keys only,
+bit for bit, never on the other rows, their number, or the number of threads.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.batch import Batch, Drawn
+from forerun.cache.layout import KvLayout
+from forerun.models.spec import AttentionSpec, ModelSpec, RopeSpec
+
+V = TypeVar("V")  # a backend's handle for a value of shape [R, width] float32
+
+
+class Ops(Protocol[V]):
+    """Operations on values of shape [R, width]; weights and biases are logical names (see models/spec)."""
+
+    def embed(self, weight: str) -> V:
+        """Rows of the embedding table for the batch's tokens: [R, E]."""
+        ...
+
+    def rms_norm(self, x: V, weight: str, eps: float) -> V:
+        """x / sqrt(mean(x^2) + eps) * weight."""
+        ...
+
+    def linear(self, x: V, weights: Sequence[str], biases: Sequence[str | None] = ()) -> V:
+        """x @ W.T + b for several matrices over one input, outputs side by side: [R, sum of outputs]."""
+        ...
+
+    def split(self, x: V, widths: Sequence[int]) -> tuple[V, ...]:
+        """Views of consecutive columns."""
+        ...
+
+    def rope(self, x: V, num_heads: int, rope: RopeSpec) -> V:
+        """Rotate each head of x [R, num_heads * D] by its row's position. May work in place: use only the result."""
+        ...
+
+    def write_kv(self, layer: int, k: V, v: V, spec: AttentionSpec) -> None:
+        """Encode k and v [R, G * D] into the rows' slots of `layer`. Comes before `attention` reads them."""
+        ...
+
+    def attention(self, layer: int, q: V, spec: AttentionSpec) -> V:
+        """Attention of q [R, H * D] over each row's visible keys: [R, H * D]."""
+        ...
+
+    def silu_mul(self, gate: V, up: V) -> V:
+        """silu(gate) * up."""
+        ...
+
+    def add(self, x: V, y: V) -> V:
+        """x + y."""
+        ...
+
+    def select_outputs(self, x: V) -> V:
+        """The rows in Batch.output_rows: [O, width]. What follows runs on those rows only."""
+        ...
+
+
+class Weights(Protocol):
+    """A model file's tensors under logical names, dequantised on demand."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Logical shape."""
+        ...
+
+    def stored_format(self, name: str) -> str:
+        """Format in the file, e.g. "Q4_K", "BF16"."""
+        ...
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes in the file."""
+        ...
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows start..stop (first axis) as float32, C-contiguous."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What a backend needs to load a model."""
+
+    spec: ModelSpec
+    weights: Weights
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes a backend holds."""
+
+    weights: int
+    kv: int
+    workspace: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes fixed at load, so that nothing grows while serving."""
+
+    max_rows: int  # rows in one batch
+    max_outputs: int  # output rows in one batch
+    max_model_len: int  # positions, for the rotary table
+
+
+class ForwardResult(Protocol):
+    """Logits of one forward pass, valid until the next."""
+
+    def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
+        """[len(outputs), vocabulary] float32 copy, by index into Batch.output_rows: the slow door for tests and quality
+        measurements."""
+        ...
+
+
+@dataclass(frozen=True)
+class SlotMove:
+    """Copy one token's KV bytes, all layers, from a physical slot to another."""
+
+    source: int
+    target: int
+
+
+class Backend(Protocol):
+    """One model on one machine. Calls come from one thread."""
+
+    name: str
+
+    @property
+    def numerics_id(self) -> str:
+        """Names everything that the bits of a logit depend on: kernel table, kernel version, weight and activation
+        format, rotary table, KV codec."""
+        ...
+
+    def load(self, model: LoadedModel, limits: Limits, progress: "Progress | None" = None) -> None:
+        """Take the weights over. Raises ModelFileError on a wrong shape, CapacityError when memory is too small."""
+        ...
+
+    def allocate_kv(self, layout: KvLayout) -> None:
+        """Allocate the KV store once."""
+        ...
+
+    def forward(self, batch: Batch) -> ForwardResult:
+        """Write the rows' KV and compute the output rows' logits."""
+        ...
+
+    def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
+        """Draw by walking each sequence's tree, see DrawRequest."""
+        ...
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target), in order."""
+        ...
+
+    def move_kv(self, moves: Sequence[SlotMove]) -> None:
+        """Copy single slots, in order."""
+        ...
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zero blocks, so that NaN left by a failed sequence cannot be read."""
+        ...
+
+    def memory(self) -> MemoryReport: ...
+
+
+class Progress(Protocol):
+    """Receives progress of long work; units are bytes, steps or runs, as `total` says."""
+
+    def __call__(self, done: int, total: int) -> None: ...
+
+
+def hash_row(row: npt.NDArray[Any]) -> bytes:
+    """8-byte digest of a logits row's bits."""
+    return hashlib.blake2b(row.tobytes(), digest_size=8).digest()

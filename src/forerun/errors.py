@@ -1,0 +1,56 @@
+"""Every error forerun raises on purpose, as one tree.
+
+    ForerunError                 something failed                          exit code 1
+    ├── UsageError               the caller asked for something impossible exit code 2
+    │   ├── RequestError         one request's options (carries `param`)
+    │   └── ModelNotFound        no such path, alias or hub id
+    ├── ModelFileError           a file is truncated, corrupt or inconsistent
+    ├── UnsupportedModel         a sound file of a kind that forerun does not run
+    ├── DownloadError            a model could not be fetched
+    └── CapacityError            memory or disk is too small
+
+A message is one line: the fact, then the remedy. The command line prints it after "forerun: " without a traceback.
+"""
+
+
+class ForerunError(Exception):
+    """Base of all expected failures."""
+
+    exit_code = 1
+
+
+class UsageError(ForerunError):
+    """The caller asked for something that cannot be done as asked."""
+
+    exit_code = 2
+
+
+class RequestError(UsageError):
+    """One request has an option that cannot be honoured.
+
+    `param` is the option's public name, so that a server can answer 400 naming it.
+    """
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ModelNotFound(UsageError):
+    """The model reference is no file, folder, alias or hub id."""
+
+
+class ModelFileError(ForerunError):
+    """A model file is truncated, corrupt or contradicts itself."""
+
+
+class UnsupportedModel(ForerunError):
+    """The file is sound but holds an architecture, value or format that forerun does not run."""
+
+
+class DownloadError(ForerunError):
+    """Fetching a model failed; nothing half-written is left under its final name."""
+
+
+class CapacityError(ForerunError):
+    """Memory or disk is too small; the message has the numbers."""

@@ -1,0 +1,194 @@
+"""SamplingParams, Request, Sequence: what a user asked for and how far it has come.
+
+A Sequence is the only mutable record of a running generation. Its laws:
+    tokens is append-only;  KV exists for tokens[:num_computed];  num_computed <= len(tokens) - 1 while it runs,
+so there is always at least one pending token, whose row yields the next one.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from forerun.errors import RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request draws its tokens. Validated on construction.
+
+    Values are applied in this order to a row of logits: repetition penalty, frequency and presence penalty, logit bias,
+    min_tokens (stop ids forbidden), temperature, top-k, top-p, min-p, noise. The default is greedy.
+
+    Raises RequestError naming the option that is out of range.
+    """
+
+    max_tokens: int | None = 128  # None: until the context is full
+    min_tokens: int = 0
+    temperature: float = 0.0  # 0 is greedy: the largest logit, the lowest id among equals
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output
+    frequency_penalty: float = 0.0  # over output
+    presence_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: no logprobs; N: also the N most likely tokens
+    n: int = 1
+    seed: int | None = None  # None: a random one, returned with the result
+    logits_hash: bool = False  # keep a hash of the fp32 logits behind every token (for `forerun verify`)
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, param: str, want: str) -> None:
+            if not ok:
+                raise RequestError(f"{param} must be {want}, got {getattr(self, param)!r}", param=param)
+
+        def number(param: str) -> float:
+            value = getattr(self, param)
+            check(isinstance(value, (int, float)) and not isinstance(value, bool), param, "a number")
+            check(math.isfinite(value), param, "a finite number")
+            return float(value)
+
+        def whole(param: str) -> int:
+            value = getattr(self, param)
+            check(isinstance(value, int) and not isinstance(value, bool), param, "a whole number")
+            return int(value)
+
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        check(self.max_tokens is None or whole("max_tokens") >= 1, "max_tokens", "at least 1")
+        check(whole("min_tokens") >= 0, "min_tokens", "at least 0")
+        check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens"
+        )
+        check(0.0 <= number("temperature") <= 100.0, "temperature", "between 0 and 100")
+        check(whole("top_k") >= 0, "top_k", "at least 0 (0 is off)")
+        check(0.0 < number("top_p") <= 1.0, "top_p", "above 0 and at most 1")
+        check(0.0 <= number("min_p") <= 1.0, "min_p", "between 0 and 1")
+        check(0.0 < number("repetition_penalty") <= 100.0, "repetition_penalty", "above 0 and at most 100")
+        check(-100.0 <= number("frequency_penalty") <= 100.0, "frequency_penalty", "between -100 and 100")
+        check(-100.0 <= number("presence_penalty") <= 100.0, "presence_penalty", "between -100 and 100")
+        check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        check(len(self.stop) <= 64, "stop", "at most 64 strings")
+        check(
+            all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "token ids"
+        )
+        check(
+            all(isinstance(t, int) and t >= 0 and math.isfinite(b) for t, b in self.logit_bias.items()),
+            "logit_bias",
+            "a map from token ids to finite numbers",
+        )
+        check(self.logprobs is None or 0 <= whole("logprobs") <= 1000, "logprobs", "between 0 and 1000")
+        check(1 <= whole("n") <= 128, "n", "between 1 and 128")
+        check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number")
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when drawing needs to know which tokens came before."""
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # end-of-sequence id, stop id or stop string
+    LENGTH = "length"  # max_tokens or the context
+    ABORTED = "aborted"  # the caller left
+    NUMERICAL_ERROR = "numerical_error"  # NaN in a drawn row
+    ERROR = "error"  # the step failed twice for this sequence
+
+
+class StopMatcher(Protocol):
+    """Finds stop strings across token borders; made by `text/detokenizer`, fed one token at a time by commit."""
+
+    def push(self, token: int) -> bool:
+        """Take one more output token; True when a stop string is complete."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of one emitted token under the unprocessed distribution, and the most likely alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt with its options; `n` choices become n sequences."""
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    salt: str = ""  # separates tenants in the prefix index
+    make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
+
+
+@dataclass
+class SequenceStats:
+    """Counts of one sequence; times are seconds on time.perf_counter's clock."""
+
+    steps: int = 0  # steps that yielded at least one token
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)  # [depth - 1] drafts that reached this depth
+    accepted_at: list[int] = field(default_factory=list)  # [depth - 1] of those, accepted
+    accepted_by: dict[str, int] = field(default_factory=dict)  # drafter -> accepted tokens
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    arrived_s: float = 0.0
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One running choice of a request."""
+
+    id: int
+    request: Request
+    choice: int
+    key: tuple[int, int]  # two 32-bit words: H(seed, choice), see sampling/noise
+    tokens: list[int]
+    num_prompt: int
+    num_computed: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed
+    finish: FinishReason | None = None
+    error: str = ""  # one line, set with FinishReason.ERROR
+    stop_matcher: StopMatcher | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logits_hashes: list[bytes] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)  # per output token: was it a draft token?
+    stats: SequenceStats = field(default_factory=SequenceStats)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def output(self) -> list[int]:
+        """Generated tokens so far."""
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not yet computed."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish is not None

@@ -1,0 +1,169 @@
+"""DraftTree: a draft is (tokens, parents); everything else about it is derived here, once.
+
+Row 0 is the root: the last accepted token, already part of the sequence. Rows 1..N are draft nodes and a node's parent
+always has a smaller row number, so rows are in an order in which every ancestor comes first, and the ancestors of a
+node in ascending row order are in ascending depth.
+
+    root "the" ── 1 "cat" ── 2 "sat"          tokens  = [the, cat, sat, dog]
+              └── 3 "dog"                     parents = [-1, 0, 1, 0]        depths = [0, 1, 2, 1]
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+MAX_NODES = 63  # ancestors fit one uint64, the root included
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Draft tokens and their parents. Raises ValueError when the arrays do not form a tree.
+
+    tokens   [N+1] token ids, tokens[0] the root
+    parents  [N+1] row of the parent, parents[0] == -1
+    score    [N+1] estimated probability that the node is accepted given that its parent is, score[0] == 1
+    source   name of the drafter, for statistics
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    score: tuple[float, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        n = len(self.tokens)
+        if not 1 <= n <= MAX_NODES + 1:
+            raise ValueError(f"a draft tree has 1 to {MAX_NODES + 1} rows, got {n}")
+        if len(self.parents) != n or len(self.score) != n or self.parents[0] != -1:
+            raise ValueError("tokens, parents and score must have one entry a row, and the root's parent is -1")
+        if any(not 0 <= self.parents[row] < row for row in range(1, n)):
+            raise ValueError("a node's parent must come before the node")
+        if len(self._child_map) != n - 1:
+            raise ValueError("two children of one node have the same token")
+
+    # ---- construction ----
+
+    @classmethod
+    def root_only(cls, token: int) -> "DraftTree":
+        """A tree without draft nodes: plain decoding."""
+        return cls((token,), (-1,), (1.0,))
+
+    @classmethod
+    def chain(
+        cls, root: int, tokens: Sequence[int], score: Sequence[float] | None = None, source: str = ""
+    ) -> "DraftTree":
+        """One path below the root."""
+        n = len(tokens)
+        scores = (1.0, *(score if score is not None else [1.0] * n))
+        return cls((root, *tokens), tuple(range(-1, n)), scores, source)
+
+    @classmethod
+    def from_paths(cls, root: int, paths: Iterable[Sequence[int]], source: str = "") -> "DraftTree":
+        """The trie of several paths; a prefix that two paths share becomes one node."""
+        tokens, parents = [root], [-1]
+        children: dict[tuple[int, int], int] = {}
+        for path in paths:
+            row = 0
+            for token in path:
+                child = children.get((row, token))
+                if child is None:
+                    child = len(tokens)
+                    children[row, token] = child
+                    tokens.append(token)
+                    parents.append(row)
+                row = child
+        return cls(tuple(tokens), tuple(parents), (1.0,) * len(tokens), source)
+
+    # ---- derived ----
+
+    def __len__(self) -> int:
+        """Rows, the root included."""
+        return len(self.tokens)
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes, the root not counted."""
+        return len(self.tokens) - 1
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """[N+1] edges between each row and the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """[N+1] bit set per row: bit i is set when row i is the row itself or one of its ancestors."""
+        masks = [1]
+        for row in range(1, len(self.tokens)):
+            masks.append(masks[self.parents[row]] | 1 << row)
+        return tuple(masks)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """True when every node's parent is the row before it; then slots equal positions and no mask is needed."""
+        return all(parent == row - 1 for row, parent in enumerate(self.parents))
+
+    @cached_property
+    def _child_map(self) -> dict[tuple[int, int], int]:
+        return {(self.parents[row], self.tokens[row]): row for row in range(1, len(self.tokens))}
+
+    def child(self, row: int, token: int) -> int | None:
+        """Row of the child of `row` that holds `token`, or None."""
+        return self._child_map.get((row, token))
+
+    def path(self, row: int) -> tuple[int, ...]:
+        """Rows from the root's child down to `row`; empty for the root."""
+        rows = []
+        while row > 0:
+            rows.append(row)
+            row = self.parents[row]
+        return tuple(reversed(rows))
+
+    # ---- change (a new tree) ----
+
+    def prune(self, max_nodes: int, max_depth: int | None = None) -> "DraftTree":
+        """The tree of the `max_nodes` nodes most likely to be reached (product of scores along the path).
+
+        Ties keep the smaller row. A child's product never exceeds its parent's, so the kept set is closed under parents.
+        """
+        depth_limit = len(self.tokens) if max_depth is None else max_depth
+        survival = [1.0]
+        for row in range(1, len(self.tokens)):
+            survival.append(survival[self.parents[row]] * min(1.0, self.score[row]))
+        candidates = [row for row in range(1, len(self.tokens)) if self.depths[row] <= depth_limit]
+        candidates.sort(key=lambda row: (-survival[row], row))
+        keep = [0, *sorted(candidates[: max(0, max_nodes)])]
+        if len(keep) == len(self.tokens):
+            return self
+        new_row = {old: new for new, old in enumerate(keep)}
+        return DraftTree(
+            tuple(self.tokens[row] for row in keep),
+            tuple(new_row[self.parents[row]] if row else -1 for row in keep),
+            tuple(self.score[row] for row in keep),
+            self.source,
+        )
+
+    def merge(self, other: "DraftTree") -> "DraftTree":
+        """Union of two trees with the same root; a node both have keeps the larger score."""
+        if other.tokens[0] != self.tokens[0]:
+            raise ValueError("only trees with the same root can be merged")
+        tokens, parents, score = list(self.tokens), list(self.parents), list(self.score)
+        children = dict(self._child_map)
+        row_of = [0]
+        for row in range(1, len(other.tokens)):
+            parent = row_of[other.parents[row]]
+            mine = children.get((parent, other.tokens[row]))
+            if mine is None:
+                mine = len(tokens)
+                children[parent, other.tokens[row]] = mine
+                tokens.append(other.tokens[row])
+                parents.append(parent)
+                score.append(other.score[row])
+            else:
+                score[mine] = max(score[mine], other.score[row])
+            row_of.append(mine)
+        source = self.source if self.source == other.source else "+".join(s for s in (self.source, other.source) if s)
+        return DraftTree(tuple(tokens), tuple(parents), tuple(score), source)
