@@ -1,0 +1,31 @@
+"""Print the requirements of one group in pyproject.toml, one a line, for `pip install -r /dev/stdin`.
+
+    list_requirements.py build      what building needs; CMake and Ninja only if the system has none that is new enough
+    list_requirements.py dev        an extra of the project
+
+With this the Makefile can install a group without building the package again, and versions stand in one file.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def requirements(group: str) -> list[str]:
+    """Requirement strings of `group`."""
+    with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)
+    if group != "build":
+        return list(project["project"]["optional-dependencies"][group])
+    needed = list(project["build-system"]["requires"])
+    try:
+        from scikit_build_core.build import get_requires_for_build_wheel
+    except ModuleNotFoundError:  # first call: it is about to be installed
+        return needed
+    return needed + get_requires_for_build_wheel()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: list_requirements.py build | EXTRA")
+    print("\n".join(requirements(sys.argv[1])))
