@@ -1,0 +1,272 @@
+"""The numpy backend: the oracle that every kernel and every promise is tested against.
+
+Slow and obvious on purpose. Weights are float32, every operation is float32, and `models/decoder` is executed eagerly.
+
+Row invariance. BLAS picks its path, and with it the order of a sum, by the shape of its operands. So no product here
+has the batch's row count in its shape: a linear layer is one W @ x per row, attention runs row by row over that row's
+own keys, and the rest is elementwise or reduces along one row.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.backends.base import ForwardResult, Limits, LoadedModel, MemoryReport, Progress, SlotMove
+from forerun.batch import Batch, Drawn
+from forerun.cache.layout import KvLayout
+from forerun.errors import CapacityError, ModelFileError, UsageError
+from forerun.models.decoder import logits as decoder_logits
+from forerun.models.rope import rope_table
+from forerun.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from forerun.sampling.walk import draw_batch
+
+Float32 = npt.NDArray[np.float32]
+Int32 = npt.NDArray[np.int32]
+
+NUMERICS_VERSION = 1  # raise it whenever a bit of a logit changes
+
+
+def round_to_bf16(x: Float32) -> Float32:
+    """x rounded to bfloat16 (nearest, ties to even; float32 denormals to signed zero), kept as float32.
+
+    The same function as in the native store. NaN stays NaN: its quiet bit is set, so the cut cannot make it infinite.
+    """
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    rounded = np.where((bits & 0x7F800000) == 0, bits & 0x80000000, rounded)
+    rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, (bits & 0xFFFF0000) | 0x00400000, rounded)
+    return rounded.astype(np.uint32).view(np.float32)
+
+
+ENCODE: dict[str, Callable[[Float32], Float32]] = {"fp32": lambda x: x, "bf16": round_to_bf16}
+
+
+class KvStore:
+    """Keys and values of one stack as plain float32 arrays that hold what the codec can hold.
+
+    keys, values  [L, slots, G, D] float32
+    """
+
+    def __init__(self, layout: KvLayout) -> None:
+        if layout.codec not in ENCODE:
+            raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(ENCODE))}")
+        stack = layout.stacks[0]
+        shape = (stack.num_layers, layout.num_slots, stack.num_kv_heads, stack.head_dim)
+        self.layout = layout
+        self.encode = ENCODE[layout.codec]
+        self.keys = np.zeros(shape, np.float32)
+        self.values = np.zeros(shape, np.float32)
+
+    def write(self, layer: int, slots: Int32, k: Float32, v: Float32) -> None:
+        """Encode k and v [R, G * D] into `slots` of `layer`."""
+        shape = (len(slots), *self.keys.shape[2:])
+        self.keys[layer, slots] = self.encode(k).reshape(shape)
+        self.values[layer, slots] = self.encode(v).reshape(shape)
+
+    def copy(self, source: slice | int, target: slice | int) -> None:
+        """Copy slots in every layer."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]
+
+    def clear(self, slots: slice) -> None:
+        """Zero slots in every layer."""
+        self.keys[:, slots] = 0.0
+        self.values[:, slots] = 0.0
+
+    def block(self, block: int) -> slice:
+        """Slots of a block."""
+        return slice(block * self.layout.block_size, (block + 1) * self.layout.block_size)
+
+
+def visible_slots(batch: Batch, row: int, block_size: int) -> Int32:
+    """Physical slots of the keys that `row` sees, in the order they are summed.
+
+    Context first, then, for a row of a branching tree, its ancestors below the root and itself. A parent's row comes
+    before its child's, so ascending rows are ascending depths and the order is that of plain decoding.
+    """
+    sequence = int(np.searchsorted(batch.query_start, row, side="right")) - 1
+    ancestors = int(batch.ancestors[row])
+    root = int(batch.tree_root[sequence])
+    last = batch.positions[root if ancestors else row]
+    logical = np.arange(int(last) + 1)
+    table = batch.block_table[sequence]
+    context = table[logical // block_size] * block_size + logical % block_size
+    nodes = [root + i for i in range(1, 64) if ancestors >> i & 1]
+    return np.concatenate([context, batch.slots[nodes]]).astype(np.int32)
+
+
+class NumpyOps:
+    """Ops executed at once, for one batch; a value is an array [R, width] float32."""
+
+    def __init__(
+        self, weights: dict[str, Float32], tables: dict[RopeSpec, tuple[Float32, Float32]], kv: KvStore
+    ) -> None:
+        self._weights = weights
+        self._tables = tables
+        self._kv = kv
+        self._batch: Batch
+        self._slots_of_row: list[Int32]
+
+    def begin(self, batch: Batch) -> None:
+        """Work on `batch` from now on."""
+        self._batch = batch
+        block_size = self._kv.layout.block_size
+        self._slots_of_row = [visible_slots(batch, row, block_size) for row in range(batch.num_rows)]
+
+    def embed(self, weight: str) -> Float32:
+        return self._weights[weight][self._batch.tokens]
+
+    def rms_norm(self, x: Float32, weight: str, eps: float) -> Float32:
+        mean: Float32 = np.mean(x * x, axis=-1, keepdims=True)
+        scaled: Float32 = x / np.sqrt(mean + np.float32(eps)) * self._weights[weight]
+        return scaled
+
+    def linear(self, x: Float32, weights: Sequence[str], biases: Sequence[str | None] = ()) -> Float32:
+        parts = []
+        for name, bias in zip(weights, biases or (None,) * len(weights), strict=True):
+            matrix = self._weights[name]
+            part = np.empty((len(x), len(matrix)), np.float32)
+            for row in range(len(x)):  # one product a row: see the module docstring
+                part[row] = matrix @ np.ascontiguousarray(x[row])
+            parts.append(part if bias is None else part + self._weights[bias])
+        return np.concatenate(parts, axis=1)
+
+    def split(self, x: Float32, widths: Sequence[int]) -> tuple[Float32, ...]:
+        return tuple(np.split(x, np.cumsum(widths)[:-1], axis=1))
+
+    def rope(self, x: Float32, num_heads: int, rope: RopeSpec) -> Float32:
+        cos_table, sin_table = self._tables[rope]
+        cos, sin = (table[self._batch.positions][:, None, :] for table in (cos_table, sin_table))
+        heads = x.reshape(len(x), num_heads, -1)
+        half = rope.rotary_dim // 2
+        first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+        return turned.reshape(len(x), -1)
+
+    def write_kv(self, layer: int, k: Float32, v: Float32, spec: AttentionSpec) -> None:
+        self._kv.write(layer, self._batch.slots, k, v)
+
+    def attention(self, layer: int, q: Float32, spec: AttentionSpec) -> Float32:
+        mixed = np.empty_like(q)
+        groups = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
+        for row, slots in enumerate(self._slots_of_row):
+            keys = np.ascontiguousarray(self._kv.keys[layer, slots].transpose(1, 2, 0))  # [G, D, n]
+            values = np.ascontiguousarray(self._kv.values[layer, slots].transpose(1, 0, 2))  # [G, n, D]
+            scores = (q[row].reshape(groups) @ keys) * np.float32(spec.scale)  # [G, H / G, n]
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            mixed[row] = ((weights @ values) / weights.sum(axis=-1, keepdims=True)).reshape(-1)
+        return mixed
+
+    def silu_mul(self, gate: Float32, up: Float32) -> Float32:
+        one = np.ones(1, np.float32)
+        return gate / (one + np.exp(-gate)) * up
+
+    def add(self, x: Float32, y: Float32) -> Float32:
+        return x + y
+
+    def select_outputs(self, x: Float32) -> Float32:
+        return x[self._batch.output_rows]
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """Logits of one step. all_logits  [O, V] float32"""
+
+    all_logits: Float32
+
+    def logits(self, outputs: Sequence[int]) -> Float32:
+        return self.all_logits[list(outputs)]  # a list index copies
+
+
+class ReferenceBackend:
+    """One model in numpy. Implements `Backend`."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._spec: ModelSpec
+        self._limits: Limits
+        self._weights: dict[str, Float32] = {}
+        self._tables: dict[RopeSpec, tuple[Float32, Float32]] = {}
+        self._kv: KvStore | None = None
+        self._ops: NumpyOps | None = None
+
+    @property
+    def numerics_id(self) -> str:
+        codec = self._kv.layout.codec if self._kv is not None else "none"
+        return f"reference{NUMERICS_VERSION}-numpy{np.__version__}-w:fp32-a:fp32-kv:{codec}"
+
+    def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
+        """Dequantise every weight to float32. Raises ModelFileError, CapacityError."""
+        shapes = model.spec.weight_shapes()
+        done, total = 0, sum(model.weights.num_bytes(name) for name in shapes if name in model.weights)
+        for name, shape in shapes.items():
+            if name not in model.weights:
+                raise ModelFileError(f"weight {name} is missing; the model file is incomplete, fetch it again")
+            try:
+                array = model.weights.read(name)
+            except MemoryError as error:
+                raise CapacityError(f"no memory left for weight {name} {shape}; use a smaller model") from error
+            if array.shape != shape:
+                raise ModelFileError(f"weight {name} has shape {array.shape}, expected {shape}; fetch the model again")
+            self._weights[name] = array
+            done += model.weights.num_bytes(name)
+            if progress is not None:
+                progress(done, total)
+        ropes = {layer.mixer.rope for layer in model.spec.layers}
+        self._tables = {rope: rope_table(rope, limits.max_model_len) for rope in ropes}
+        self._spec, self._limits = model.spec, limits
+
+    def allocate_kv(self, layout: KvLayout) -> None:
+        """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""
+        try:
+            self._kv = KvStore(layout)
+        except MemoryError as error:
+            raise CapacityError(
+                f"no memory left for {layout.total_bytes} bytes of KV; ask for a smaller cache"
+            ) from error
+        self._ops = NumpyOps(self._weights, self._tables, self._kv)
+
+    def forward(self, batch: Batch) -> ReferenceResult:
+        """Write the rows' KV and compute the output rows' logits."""
+        assert self._ops is not None, "allocate_kv comes before forward"
+        assert batch.num_rows <= self._limits.max_rows
+        assert len(batch.output_rows) <= self._limits.max_outputs
+        self._ops.begin(batch)
+        # A NaN must stay its sequence's problem; exp(-gate) may overflow to inf, and gate / inf is the right zero.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return ReferenceResult(decoder_logits(self._spec, self._ops))
+
+    def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
+        """Draw by walking each sequence's tree."""
+        return draw_batch(lambda output: result.logits((output,))[0], batch)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target), in order."""
+        kv = self._store()
+        for source, target in pairs:
+            kv.copy(kv.block(source), kv.block(target))
+
+    def move_kv(self, moves: Sequence[SlotMove]) -> None:
+        """Copy single slots, in order."""
+        kv = self._store()
+        for move in moves:
+            kv.copy(move.source, move.target)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Zero blocks."""
+        kv = self._store()
+        for block in blocks:
+            kv.clear(kv.block(block))
+
+    def memory(self) -> MemoryReport:
+        """Bytes held; the store keeps float32 whatever the codec."""
+        kv = 0 if self._kv is None else self._kv.keys.nbytes + self._kv.values.nbytes
+        tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables.values())
+        return MemoryReport(weights=sum(w.nbytes for w in self._weights.values()), kv=kv, workspace=tables)
+
+    def _store(self) -> KvStore:
+        assert self._kv is not None, "allocate_kv comes first"
+        return self._kv
