@@ -11,7 +11,7 @@
     8  min-p                  log weight >= log(min_p)
 
 Candidates are defined on values and ids, never on the state of a partial sort, so native code can select in any way.
-Tokens of weight zero never survive. Ids outside the vocabulary are ignored (they are refused when a request arrives).
+Tokens whose log weight is -inf never survive. Ids outside the vocabulary are ignored; they are refused on arrival.
 A row that holds NaN or +inf, before or after steps 1-4, or in which no finite value is left, is not finite: it yields
 None, and the walk that met it stops there.
 """
