@@ -1,0 +1,58 @@
+"""The native build keeps two promises of the design: bits do not depend on compiler liberties, and no instruction
+beyond the platform's minimum is compiled outside `native/isa`, so that feature detection itself can never fault."""
+
+import re
+
+from tests.structure.source_tree import ROOT, source_files
+
+ISA_FLAG = re.compile(r"-m(?:arch=|tune=|cpu=|avx|sse|amx|fma|f16c|bmi)[\w.=+-]*")
+LOOSE_MATH = re.compile(r"-Ofast|-ffast-math|-funsafe-math\S*|-fassociative-math|-ffp-contract=(?!off)\S+")
+INTRINSICS = re.compile(r"#include\s*<(?:immintrin|x86intrin|arm_neon|arm_sve)\.h>|__attribute__\(\(target|GCC target")
+MAY_USE_INTRINSICS = ("native/isa/", "native/vec/", "native/kernels/")
+
+COMMENT = re.compile(r"#[^\n]*")
+COMMAND = re.compile(r"(\w+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+
+NATIVE = dict(source_files(".cpp", ".h"))
+BUILD = (ROOT / "CMakeLists.txt").read_text("utf-8")
+
+
+def misplaced_isa_flags(cmake: str) -> list[str]:
+    """CMake commands that give an instruction-set flag to anything but sources under native/isa."""
+    problems = []
+    for name, arguments in COMMAND.findall(COMMENT.sub("", cmake)):
+        flags = ISA_FLAG.findall(arguments)
+        if not flags or name in ("check_cxx_compiler_flag", "check_cxx_source_compiles"):
+            continue
+        sources = re.findall(r"\S+\.cpp", arguments)
+        if name != "set_source_files_properties" or not sources or not all("native/isa/" in s for s in sources):
+            problems.append(f"{name}: {' '.join(flags)}")
+    return problems
+
+
+def test_isa_flags_only_on_isa_units() -> None:
+    assert misplaced_isa_flags(BUILD) == []
+
+
+def test_arithmetic_is_strict() -> None:
+    assert "-ffp-contract=off" in BUILD
+    assert LOOSE_MATH.findall(BUILD) == []
+
+
+def test_intrinsics_stay_in_their_rooms() -> None:
+    outside = [path for path in NATIVE if not path.startswith(MAY_USE_INTRINSICS)]
+    assert [path for path in outside if INTRINSICS.search(NATIVE[path])] == []
+
+
+class TestTheChecksThemselves:
+    def test_isa_flags(self) -> None:
+        assert misplaced_isa_flags("target_compile_options(_native PRIVATE -mavx2)")
+        assert misplaced_isa_flags('set_source_files_properties(native/draw.cpp PROPERTIES COMPILE_OPTIONS "-mavx2")')
+        assert not misplaced_isa_flags(
+            'set_source_files_properties(native/isa/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2")'
+        )
+        assert not misplaced_isa_flags("# -march=native would be wrong\nset(x 1)")
+
+    def test_loose_math(self) -> None:
+        assert LOOSE_MATH.search("-ffp-contract=fast")
+        assert not LOOSE_MATH.search("-ffp-contract=off -fno-fast-math")
