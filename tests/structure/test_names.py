@@ -36,10 +36,8 @@ def missing_docstrings(module: Module) -> list[str]:
         return []
     problems = [] if ast.get_docstring(module.tree) else [f"{module.path}: module"]
     definitions = [n for n in module.tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in definitions:
-        if not node.name.startswith("_") and not ast.get_docstring(node):
-            problems.append(f"{module.path}:{node.lineno}: {node.name}")
-    return problems
+    bare = [node for node in definitions if not node.name.startswith("_") and not ast.get_docstring(node)]
+    return problems + [f"{module.path}:{node.lineno}: {node.name}" for node in bare]
 
 
 def test_names_say_something() -> None:
