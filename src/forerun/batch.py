@@ -33,7 +33,7 @@ class DrawRequest:
     first_output  index into Batch.output_rows of the root row; node i is at first_output + i
     position      absolute position that the first drawn token will take
     key           noise key, two 32-bit words
-    history_*     distinct tokens so far with their counts in the output (0: only in the prompt); empty without penalties
+    history_*     distinct tokens so far with their counts in the output (0: prompt only); empty without penalties
     banned        ids forbidden while position < banned_until (min_tokens)
     logprobs      None, or how many alternatives to report beside the drawn token
     """

@@ -64,9 +64,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         check(self.max_tokens is None or whole("max_tokens") >= 1, "max_tokens", "at least 1")
         check(whole("min_tokens") >= 0, "min_tokens", "at least 0")
-        check(
-            self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens"
-        )
+        check(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         check(0.0 <= number("temperature") <= 100.0, "temperature", "between 0 and 100")
         check(whole("top_k") >= 0, "top_k", "at least 0 (0 is off)")
         check(0.0 < number("top_p") <= 1.0, "top_p", "above 0 and at most 1")
@@ -76,9 +74,7 @@ class SamplingParams:
         check(-100.0 <= number("presence_penalty") <= 100.0, "presence_penalty", "between -100 and 100")
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         check(len(self.stop) <= 64, "stop", "at most 64 strings")
-        check(
-            all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "token ids"
-        )
+        check(all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "token ids")
         check(
             all(isinstance(t, int) and t >= 0 and math.isfinite(b) for t, b in self.logit_bias.items()),
             "logit_bias",
@@ -107,8 +103,9 @@ class FinishReason(Enum):
 class StopMatcher(Protocol):
     """Finds stop strings across token borders; made by `text/detokenizer`, fed one token at a time by commit."""
 
-    def push(self, token: int) -> bool:
-        """Take one more output token; True when a stop string is complete."""
+    def push(self, token: int, may_stop: bool) -> bool:
+        """Take one more output token; True when a stop string is complete. While `may_stop` is False (min_tokens) stop
+        strings that complete are ordinary text."""
         ...
 
 
@@ -157,11 +154,14 @@ class Sequence:
     id: int
     request: Request
     choice: int
+    seed: int  # given or drawn, so that a result can be repeated
     key: tuple[int, int]  # two 32-bit words: H(seed, choice), see sampling/noise
     tokens: list[int]
     num_prompt: int
     num_computed: int = 0
     block_ids: list[int] = field(default_factory=list)
+    block_digests: list[bytes] = field(default_factory=list)  # prefix digests of its leading full blocks
+    fork_of: "Sequence | None" = None  # choice 0 of the same request, whose prompt this one shares
     seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed
     finish: FinishReason | None = None
     error: str = ""  # one line, set with FinishReason.ERROR

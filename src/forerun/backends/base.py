@@ -9,10 +9,9 @@ Row invariance is part of both contracts: a row's result depends on that row's t
 bit for bit, never on the other rows, their number, or the number of threads.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -179,8 +178,3 @@ class Progress(Protocol):
     """Receives progress of long work; units are bytes, steps or runs, as `total` says."""
 
     def __call__(self, done: int, total: int) -> None: ...
-
-
-def hash_row(row: npt.NDArray[Any]) -> bytes:
-    """8-byte digest of a logits row's bits."""
-    return hashlib.blake2b(row.tobytes(), digest_size=8).digest()

@@ -127,7 +127,7 @@ class DraftTree:
     def prune(self, max_nodes: int, max_depth: int | None = None) -> "DraftTree":
         """The tree of the `max_nodes` nodes most likely to be reached (product of scores along the path).
 
-        Ties keep the smaller row. A child's product never exceeds its parent's, so the kept set is closed under parents.
+        Ties keep the smaller row. A child's product never exceeds its parent's, so the set is closed under parents.
         """
         depth_limit = len(self.tokens) if max_depth is None else max_depth
         survival = [1.0]

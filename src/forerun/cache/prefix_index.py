@@ -1,0 +1,123 @@
+"""PrefixIndex: which block holds the KV of which token prefix.
+
+Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, codec and block size, so
+tenants and formats never meet. On a hit the tokens are compared too: a collision cannot hand out wrong KV.
+
+    prompt  [ 16 tokens ][ 16 tokens ][ 9 tokens ]
+    match    block 7      block 2      block 5, first 9 slots        shared until written, then copied
+
+Only full blocks of verified tokens are published, and a published block is never written again.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from forerun.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class PrefixMatch:
+    """Blocks that hold the first `num_tokens` tokens; the last one is used in part when num_tokens is not a multiple of
+    the block size."""
+
+    blocks: tuple[int, ...]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    block: int
+    digest: bytes
+    parent: bytes
+    tokens: tuple[int, ...]
+
+
+class PrefixIndex:
+    """Content-addressed map from token prefixes to blocks."""
+
+    def __init__(self, block_size: int, codec: str) -> None:
+        self._block_size = block_size
+        self._codec = codec
+        self._by_digest: dict[bytes, _Entry] = {}
+        self._by_block: dict[int, _Entry] = {}
+        self._children: dict[bytes, dict[bytes, None]] = {}  # parent digest -> child digests, oldest first
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+    def match(self, tokens: Seq[int], salt: str = "", limit: int | None = None) -> PrefixMatch:
+        """Longest known prefix of tokens[:limit], whole blocks first, then the best partly equal block."""
+        end = len(tokens) if limit is None else min(limit, len(tokens))
+        size = self._block_size
+        digest, blocks, matched = self._origin(salt), [], 0
+        while matched + size <= end:
+            part = tuple(tokens[matched : matched + size])
+            entry = self._by_digest.get(self._extend(digest, part))
+            if entry is None or entry.tokens != part or entry.parent != digest:
+                break
+            blocks.append(entry.block)
+            digest = entry.digest
+            matched += size
+        rest = tokens[matched : min(end, matched + size)]
+        best, best_len = None, 0
+        for child in self._children.get(digest, {}):
+            entry = self._by_digest[child]
+            common = _common_prefix(entry.tokens, rest)
+            if common > best_len:
+                best, best_len = entry, common
+        if best is not None:
+            blocks.append(best.block)
+        return PrefixMatch(tuple(blocks), matched + best_len)
+
+    def publish(self, sequence: Sequence, upto: int) -> list[int]:
+        """Enter the sequence's full blocks within tokens[:upto]; returns the blocks that are new in the index.
+
+        Extends sequence.block_digests. A prefix that another block already holds keeps that block.
+        """
+        size = self._block_size
+        new = []
+        digests = sequence.block_digests
+        for index in range(len(digests), upto // size):
+            parent = digests[-1] if digests else self._origin(sequence.request.salt)
+            part = tuple(sequence.tokens[index * size : (index + 1) * size])
+            digest = self._extend(parent, part)
+            digests.append(digest)
+            block = sequence.block_ids[index]
+            if digest not in self._by_digest and block not in self._by_block:
+                entry = _Entry(block, digest, parent, part)
+                self._by_digest[digest] = self._by_block[block] = entry
+                self._children.setdefault(parent, {})[digest] = None
+                new.append(block)
+        return new
+
+    def forget(self, block: int) -> None:
+        """The block is about to be reused: drop its entry."""
+        entry = self._by_block.pop(block, None)
+        if entry is None:
+            return
+        del self._by_digest[entry.digest]
+        siblings = self._children[entry.parent]
+        del siblings[entry.digest]
+        if not siblings:
+            del self._children[entry.parent]
+
+    def _origin(self, salt: str) -> bytes:
+        # Length prefixes keep the fields apart, so no salt can imitate another salt with other settings.
+        raw = salt.encode("utf-8", "surrogatepass")
+        head = f"forerun/prefix/1:{self._codec}:{self._block_size}:{len(raw)}:".encode()
+        return hashlib.sha256(head + raw).digest()
+
+    @staticmethod
+    def _extend(parent: bytes, tokens: tuple[int, ...]) -> bytes:
+        return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
+
+
+def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count

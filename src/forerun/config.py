@@ -1,0 +1,72 @@
+"""Settings of an engine, as small frozen groups. Each part receives its own group, never the whole."""
+
+from dataclasses import dataclass, field
+
+from forerun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """KV store. `num_blocks` is decided by the memory plan before the engine is built."""
+
+    num_blocks: int
+    block_size: int = 16
+    codec: str = "bf16"
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size not in (16, 32, 64, 128, 256):
+            raise UsageError(f"block size must be 16, 32, 64, 128 or 256, got {self.block_size}")
+        if self.codec not in ("bf16", "fp32"):
+            raise UsageError(f"unknown KV format {self.codec!r}: choose bf16 or fp32")
+        if self.num_blocks < 1:
+            raise UsageError(f"the KV cache needs at least one block of {self.block_size} tokens; give it more memory")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """How much one step may carry.
+
+    max_rows          rows in one batch
+    max_outputs       rows whose logits are computed in one batch
+    max_num_seqs      sequences running together
+    max_model_len     tokens of prompt and output together
+    prefill_step_s    predicted step time, in seconds, that prefill may fill up while other sequences decode
+    max_chunk         longest prefill chunk of one sequence (tests force short ones); 0 means max_rows
+    """
+
+    max_rows: int = 512
+    max_outputs: int = 256
+    max_num_seqs: int = 64
+    max_model_len: int = 2048
+    prefill_step_s: float = 0.1
+    max_chunk: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "max_outputs", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_num_seqs > min(self.max_rows, self.max_outputs):
+            raise UsageError("max_num_seqs cannot exceed max_rows or max_outputs: every sequence needs a row")
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Which drafter proposes, and how much at most.
+
+    drafter           registered name, "auto" or "off"
+    max_depth         longest draft of one sequence
+    max_draft_rows    draft rows of all sequences in one step
+    options           passed to the drafter's constructor
+    """
+
+    drafter: str = "auto"
+    max_depth: int = 15
+    max_draft_rows: int = 48
+    options: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_depth <= 63:
+            raise UsageError(f"max_depth must be between 1 and 63, got {self.max_depth}")
+        if self.max_draft_rows < 0:
+            raise UsageError(f"max_draft_rows must be at least 0, got {self.max_draft_rows}")

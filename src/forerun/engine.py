@@ -1,0 +1,193 @@
+"""Engine: one step after the other, each readable in one screen.
+
+    sequences arrive -> select -> propose -> build -> forward -> draw -> verify -> commit -> apply -> observe
+
+A step either commits as a whole or not at all. When it fails, its sequences are retried alone, and only one that fails
+again by itself is ended with an error; the others never notice.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from forerun.backends.base import Backend, SlotMove
+from forerun.batch import Drawn, Outcome
+from forerun.errors import RequestError
+from forerun.sampling.noise import make_key, random_seed
+from forerun.scheduler.build import build_batch
+from forerun.scheduler.scheduler import Scheduler, Selection, Share
+from forerun.sequence import FinishReason, Request, Sequence
+from forerun.speculation.speculator import Speculator
+from forerun.speculation.tree import DraftTree
+from forerun.speculation.verify import verify
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class EngineStats:
+    """Totals over the engine's life."""
+
+    steps: int = 0
+    rows: int = 0
+    failed_steps: int = 0
+    forward_s: float = 0.0  # inside the backend: forward and draw
+    total_s: float = 0.0  # whole steps
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a computed, not yet committed, step came to."""
+
+    shares: list[Share]
+    outcomes: list[Outcome | None]
+    drawn: Drawn
+
+
+class Engine:
+    """Runs sequences on a backend. Not thread-safe: one thread adds, steps and aborts."""
+
+    def __init__(self, backend: Backend, scheduler: Scheduler, speculator: Speculator, vocab_size: int) -> None:
+        self._backend = backend
+        self.scheduler = scheduler
+        self.speculator = speculator
+        self.stats = EngineStats()
+        self._vocab_size = vocab_size
+        self._block_size = scheduler.block_size
+        self._ids = itertools.count()
+
+    # ---- requests ----
+
+    def add(self, request: Request) -> list[Sequence]:
+        """Queue a request; returns its `n` sequences. Raises RequestError when it can never be served."""
+        self._check(request)
+        params = request.params
+        seed = params.seed if params.seed is not None else random_seed()
+        sequences: list[Sequence] = []
+        for choice in range(params.n):
+            sequence = Sequence(
+                id=next(self._ids),
+                request=request,
+                choice=choice,
+                seed=seed,
+                key=make_key(seed, choice),
+                tokens=list(request.prompt),
+                num_prompt=len(request.prompt),
+                fork_of=sequences[0] if sequences else None,
+                stop_matcher=request.make_stop_matcher() if request.make_stop_matcher else None,
+            )
+            sequence.stats.arrived_s = time.perf_counter()
+            sequences.append(sequence)
+            self.scheduler.add(sequence)
+            self.speculator.begin(sequence)
+        return sequences
+
+    def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORTED) -> None:
+        """End a sequence now; its blocks are free when this returns."""
+        if not sequence.is_finished:
+            self.scheduler.remove(sequence, reason)
+            self.speculator.end(sequence)
+            sequence.stats.finished_s = time.perf_counter()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def check(self) -> None:
+        """Assert the invariants of blocks and sequences."""
+        self.scheduler.check()
+
+    # ---- the step ----
+
+    def step(self) -> list[Sequence]:
+        """Run one step; returns the sequences that got tokens or ended."""
+        start = time.perf_counter()
+        selection = self.scheduler.select(self.speculator.room)
+        if not selection.shares:
+            return []
+        trees = self._propose(selection)
+        self._backend.copy_blocks(selection.copies)
+        results, failed = self._compute(selection.shares, trees)
+        advanced = list(failed)
+        for result in results:
+            advanced += self._commit(result)
+        rows = sum(share.num_tokens for share in selection.shares) + sum(tree.num_nodes for tree in trees if tree)
+        self.stats.steps += 1
+        self.stats.rows += rows
+        self.stats.total_s += time.perf_counter() - start
+        return advanced
+
+    def _propose(self, selection: Selection) -> list[DraftTree | None]:
+        """A tree per share that draws, None for the others."""
+        drawing = [share for share in selection.shares if share.draws]
+        proposed = iter(
+            self.speculator.propose([share.sequence for share in drawing], [share.max_nodes for share in drawing])
+        )
+        return [next(proposed) if share.draws else None for share in selection.shares]
+
+    def _compute(self, shares: list[Share], trees: list[DraftTree | None]) -> tuple[list[_Result], list[Sequence]]:
+        """Forward, draw and verify; on failure every share alone. Returns results and sequences that failed alone."""
+        try:
+            return [self._forward(shares, trees)], []
+        except Exception as error:
+            self.stats.failed_steps += 1
+            log.exception("a step of %d sequences failed; each is retried alone", len(shares))
+            if len(shares) == 1:
+                return [], [self._fail(shares[0].sequence, error)]
+        results, failed = [], []
+        for share, tree in zip(shares, trees, strict=True):
+            try:
+                results.append(self._forward([share], [tree]))
+            except Exception as error:
+                failed.append(self._fail(share.sequence, error))
+        return results, failed
+
+    def _forward(self, shares: list[Share], trees: list[DraftTree | None]) -> _Result:
+        batch = build_batch(shares, trees, self._block_size)
+        start = time.perf_counter()
+        result = self._backend.forward(batch)
+        drawn = self._backend.draw(result, batch)
+        seconds = time.perf_counter() - start
+        self.stats.forward_s += seconds
+        self.scheduler.step_time.observe(batch.num_rows, int(batch.positions.sum()) + batch.num_rows, seconds)
+        outcomes = iter(verify(batch, drawn))
+        return _Result(shares, [next(outcomes) if tree is not None else None for tree in trees], drawn)
+
+    def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
+        sequence.error = f"{type(error).__name__}: {error}"
+        self._scrub(sequence)
+        self.abort(sequence, FinishReason.ERROR)
+        return sequence
+
+    def _commit(self, result: _Result) -> list[Sequence]:
+        changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
+        self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
+        for sequence in changes.finished:
+            if sequence.finish is FinishReason.NUMERICAL_ERROR:
+                self._scrub(sequence)
+        self.scheduler.settle(result.shares, result.outcomes)
+        pairs = [(s.sequence, o) for s, o in zip(result.shares, result.outcomes, strict=True) if o is not None]
+        self.speculator.observe([sequence for sequence, _ in pairs], [outcome for _, outcome in pairs])
+        for sequence in changes.finished:
+            self.speculator.end(sequence)
+        return changes.advanced
+
+    def _scrub(self, sequence: Sequence) -> None:
+        """Zero the blocks that only this sequence owns, so that no NaN outlives it."""
+        pool = self.scheduler.pool
+        self._backend.clear_blocks([block for block in sequence.block_ids if pool.is_writable(block)])
+
+    def _check(self, request: Request) -> None:
+        bad: Seq[int] = [token for token in request.prompt if not 0 <= token < self._vocab_size]
+        if bad:
+            raise RequestError(f"token id {bad[0]} is not in the vocabulary of {self._vocab_size}", param="prompt")
+        params = request.params
+        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+            wrong = [token for token in ids if token >= self._vocab_size]
+            if wrong:
+                raise RequestError(f"{name}: id {wrong[0]} is not in the vocabulary of {self._vocab_size}", param=name)
+        if params.stop and request.make_stop_matcher is None:
+            raise RequestError("stop strings need a tokenizer; use stop_token_ids", param="stop")
+        self.scheduler.check_fits(len(request.prompt), params.max_tokens)

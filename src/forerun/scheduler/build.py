@@ -1,0 +1,72 @@
+"""build_batch: flatten the shares of a step and their draft trees into a Batch (see batch.py for the picture)."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from forerun.batch import Batch, DrawRequest
+from forerun.sampling.request import make_draw
+from forerun.scheduler.scheduler import Share
+from forerun.speculation.tree import DraftTree
+
+
+def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: int) -> Batch:
+    """The step's input. trees[i] is the draft of shares[i], None when that share does not draw.
+
+    A drawing share's last row is its tree's root; node i follows i rows behind it and writes logical slot root + i.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    logical: list[int] = []  # logical slot of each row
+    query_start = [0]
+    output_rows: list[int] = []
+    tree_root = np.full(len(shares), -1, np.int32)
+    masks: list[tuple[int, tuple[int, ...]]] = []  # first row of a branching tree, its ancestor masks
+    draws: list[DrawRequest] = []
+    for index, (share, tree) in enumerate(zip(shares, trees, strict=True)):
+        sequence = share.sequence
+        start, stop = sequence.num_computed, sequence.num_computed + share.num_tokens
+        tokens += sequence.tokens[start:stop]
+        positions += range(start, stop)
+        logical += range(start, stop)
+        if tree is not None:
+            root_row, root = len(tokens) - 1, stop - 1
+            draws.append(make_draw(sequence, tree, len(output_rows)))
+            output_rows += range(root_row, root_row + len(tree))
+            tokens += tree.tokens[1:]
+            positions += (root + depth for depth in tree.depths[1:])
+            logical += range(root + 1, root + len(tree))
+            if not tree.is_chain:
+                tree_root[index] = root_row
+                masks.append((root_row, tree.ancestors))
+        query_start.append(len(tokens))
+    starts = np.array(query_start, np.int32)
+    table = _block_table(shares)
+    slots = np.array(logical, np.int32)
+    owner = np.repeat(np.arange(len(shares)), np.diff(starts))
+    slots = table[owner, slots // block_size] * np.int32(block_size) + slots % np.int32(block_size)
+    ancestors = np.zeros(len(tokens), np.uint64)
+    for row, mask in masks:
+        ancestors[row : row + len(mask)] = mask
+    return Batch(
+        tokens=np.array(tokens, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=slots.astype(np.int32, copy=False),
+        query_start=starts,
+        context_len=np.array([share.sequence.num_computed for share in shares], np.int32),
+        block_table=table,
+        tree_root=tree_root,
+        ancestors=ancestors,
+        output_rows=np.array(output_rows, np.int32),
+        draws=tuple(draws),
+    )
+
+
+def _block_table(shares: Seq[Share]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """[B, M] physical blocks in logical order, -1 behind the end."""
+    longest = max(len(share.sequence.block_ids) for share in shares)
+    table = np.full((len(shares), longest), -1, np.int32)
+    for row, share in enumerate(shares):
+        blocks = share.sequence.block_ids
+        table[row, : len(blocks)] = blocks
+    return table

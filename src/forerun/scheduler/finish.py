@@ -1,0 +1,69 @@
+"""The finish rule: tokens are appended one at a time, whether a step yielded one or sixteen.
+
+After the token that ends a sequence nothing is appended, counted or reported, so a stop in the middle of an accepted
+draft looks exactly like a stop in plain decoding. A stop wins over a length limit reached by the same token.
+"""
+
+from forerun.batch import Drawn, Outcome
+from forerun.sequence import FinishReason, Sequence, TokenLogprob
+
+
+def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
+    """Does the token just appended end the sequence? Feeds the stop matcher."""
+    token = sequence.tokens[-1]
+    params = sequence.params
+    may_stop = sequence.num_output >= params.min_tokens
+    stopped = sequence.stop_matcher is not None and sequence.stop_matcher.push(token, may_stop)
+    is_end = token in params.stop_token_ids or (token in sequence.request.eos_ids and not params.ignore_eos)
+    if stopped or (is_end and may_stop):
+        return FinishReason.STOP
+    if params.max_tokens is not None and sequence.num_output >= params.max_tokens:
+        return FinishReason.LENGTH
+    if len(sequence.tokens) >= max_model_len:
+        return FinishReason.LENGTH
+    return None
+
+
+def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_len: int, now: float) -> int:
+    """Append an outcome's tokens until one finishes the sequence; returns how many were appended.
+
+    Mutates tokens, finish, logprobs, logits_hashes, from_draft and stats.
+    """
+    params, stats = sequence.params, sequence.stats
+    appended = 0
+    for depth, (token, row) in enumerate(zip(outcome.tokens, outcome.rows, strict=True)):
+        sequence.tokens.append(token)
+        appended += 1
+        sequence.from_draft.append(depth < len(outcome.accepted))
+        if params.logprobs is not None:
+            sequence.logprobs.append(TokenLogprob(token, float(drawn.logprobs[row]), drawn.top[row]))
+        if params.logits_hash:
+            sequence.logits_hashes.append(drawn.hashes[row])
+        sequence.finish = finish_reason(sequence, max_model_len)
+        if sequence.finish is not None:
+            break
+    if sequence.finish is None and not outcome.is_finite:
+        sequence.finish = FinishReason.NUMERICAL_ERROR
+        sequence.error = "the model produced NaN or no finite logit"
+    _count(sequence, outcome, appended)
+    if appended:
+        stats.steps += 1
+        stats.first_token_s = stats.first_token_s if stats.first_token_s is not None else now
+    if sequence.finish is not None:
+        stats.finished_s = now
+    return appended
+
+
+def _count(sequence: Sequence, outcome: Outcome, appended: int) -> None:
+    """Draft statistics; accepted nodes behind a stop do not count."""
+    stats, tree = sequence.stats, outcome.tree
+    accepted = min(len(outcome.accepted), appended)
+    stats.drafted += tree.num_nodes
+    stats.accepted += accepted
+    if tree.num_nodes:
+        stats.accepted_by[tree.source] = stats.accepted_by.get(tree.source, 0) + accepted
+    reached = max(tree.depths)
+    for counts, upto in ((stats.drafted_at, reached), (stats.accepted_at, accepted)):
+        counts.extend([0] * (reached - len(counts)))
+        for depth in range(upto):
+            counts[depth] += 1

@@ -1,0 +1,258 @@
+"""Fakes: a backend whose logits are a hash of the path, and drafters with known behaviour.
+
+FakeBackend keeps the token that each KV slot holds and computes a row's logits from the tokens found at the row's
+visible slots. So a wrong block, slot, position, mask, copy or move changes the logits, just as it would with real KV.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from forerun.backends.base import Limits, LoadedModel, MemoryReport, SlotMove
+from forerun.batch import Batch, Drawn
+from forerun.cache.layout import KvLayout, KvStack
+from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.engine import Engine
+from forerun.sampling.walk import draw_batch
+from forerun.scheduler.scheduler import Scheduler
+from forerun.scheduler.step_time import StepTime
+from forerun.sequence import Request, SamplingParams, Sequence
+from forerun.speculation.budget import FixedBudget
+from forerun.speculation.drafter import Ask, Drafter, Seen
+from forerun.speculation.speculator import Speculator
+from forerun.speculation.tree import DraftTree
+
+VOCAB = 32
+
+
+@lru_cache(maxsize=200_000)
+def path_logits(path: tuple[int, ...], vocab: int = VOCAB) -> np.ndarray:
+    """[vocab] float32 logits after a path of tokens; with a favourite so that greedy text is not noise."""
+    seed = int.from_bytes(hashlib.blake2b(repr(path).encode(), digest_size=8).digest(), "little")
+    row = np.random.Generator(np.random.PCG64(seed)).standard_normal(vocab) * 2
+    return row.astype(np.float32)
+
+
+@lru_cache(maxsize=200_000)
+def repetitive_logits(path: tuple[int, ...], vocab: int = VOCAB) -> np.ndarray:
+    """Logits that depend on the last two tokens mostly, so that text repeats itself and n-grams pay."""
+    return (path_logits(path[-2:], vocab) + 0.05 * path_logits(path, vocab)).astype(np.float32)
+
+
+@dataclass
+class _Result:
+    rows: list[np.ndarray]
+
+    def logits(self, outputs: Seq[int]) -> np.ndarray:
+        return np.stack([self.rows[index] for index in outputs])
+
+
+class FakeBackend:
+    """Instant model over an audited KV store. `corrupt(batch, rows)` may damage logits or raise."""
+
+    name = "fake"
+    numerics_id = "fake/1"
+
+    def __init__(
+        self,
+        logits: Callable[[tuple[int, ...], int], np.ndarray] = path_logits,
+        vocab: int = VOCAB,
+        corrupt: Callable[[Batch, list[np.ndarray]], None] | None = None,
+    ) -> None:
+        self._logits, self._vocab, self._corrupt = logits, vocab, corrupt
+        self.batches: list[Batch] = []
+
+    def load(self, model: LoadedModel, limits: Limits, progress: object = None) -> None:
+        pass
+
+    def allocate_kv(self, layout: KvLayout) -> None:
+        self._size = layout.block_size
+        self._held = np.full(layout.num_slots, -1, np.int64)  # token in each slot
+
+    def forward(self, batch: Batch) -> _Result:
+        self.batches.append(batch)
+        assert len(set(batch.slots.tolist())) == batch.num_rows, "two rows write one slot"
+        self._held[batch.slots] = batch.tokens
+        owner = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
+        rows = [self._logits(self._path(batch, int(row), int(owner[row])), self._vocab) for row in batch.output_rows]
+        if self._corrupt is not None:
+            rows = [row.copy() for row in rows]
+            self._corrupt(batch, rows)
+        return _Result(rows)
+
+    def draw(self, result: _Result, batch: Batch) -> Drawn:
+        return draw_batch(lambda index: result.rows[index], batch)
+
+    def copy_blocks(self, pairs: Seq[tuple[int, int]]) -> None:
+        blocks = self._held.reshape(-1, self._size)
+        for source, target in pairs:
+            blocks[target] = blocks[source]
+
+    def move_kv(self, moves: Seq[SlotMove]) -> None:
+        for move in moves:
+            self._held[move.target] = self._held[move.source]
+
+    def clear_blocks(self, blocks: Seq[int]) -> None:
+        for block in blocks:
+            self._held.reshape(-1, self._size)[block] = -2
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport(0, self._held.nbytes, 0)
+
+    def _path(self, batch: Batch, row: int, owner: int) -> tuple[int, ...]:
+        """Tokens at the row's visible slots in logical order."""
+        root, mask = int(batch.tree_root[owner]), int(batch.ancestors[row])
+        causal = int(batch.positions[row]) if not mask else int(batch.positions[root])
+        logical = np.arange(causal + 1)
+        slots = (batch.block_table[owner, logical // self._size] * self._size + logical % self._size).tolist()
+        nodes = [node for node in range(1, mask.bit_length()) if mask >> node & 1]
+        slots += [int(batch.slots[root + node]) for node in nodes]
+        path = tuple(int(self._held[slot]) for slot in slots)
+        assert min(path) >= 0, "a row sees a slot that was never written"
+        assert len(path) == int(batch.positions[row]) + 1, "a row's keys do not end at its position"
+        return path
+
+
+# ---- drafters ----
+
+
+class _Stateless:
+    name = "stateless"
+
+    def begin(self, sequence: Sequence) -> None:
+        pass
+
+    def observe(self, seen: Seq[Seen]) -> None:
+        pass
+
+    def end(self, sequence_id: int) -> None:
+        pass
+
+    def propose(self, asks: Seq[Ask]) -> list[DraftTree | None]:
+        return [self.tree(ask) for ask in asks]
+
+    def tree(self, ask: Ask) -> DraftTree | None:
+        raise NotImplementedError
+
+
+class RandomDrafter(_Stateless):
+    """Random trees; `garbage` adds ids outside the vocabulary and oversized trees."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0, vocab: int = VOCAB, chain: bool = False, garbage: bool = False) -> None:
+        self._random, self._vocab, self._chain, self._garbage = random.Random(seed), vocab, chain, garbage
+
+    def tree(self, ask: Ask) -> DraftTree | None:
+        limit = 40 if self._garbage else ask.max_nodes
+        low, high = (-3, self._vocab + 3) if self._garbage else (0, self._vocab - 1)
+        tokens, parents = [ask.sequence.tokens[-1]], [-1]
+        for row in range(1, self._random.randint(0, limit) + 1):
+            parent = row - 1 if self._chain else self._random.randrange(len(tokens))
+            token = self._random.randint(low, high)
+            if (parent, token) not in set(zip(parents, tokens, strict=True)):
+                tokens.append(token)
+                parents.append(parent if parent < len(tokens) - 1 else len(tokens) - 2)
+        try:
+            return DraftTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), self.name)
+        except ValueError:
+            return None
+
+
+class OracleDrafter(_Stateless):
+    """Knows the right continuation; `wrong_at` breaks every n-th token, `branch` hides it among wrong siblings."""
+
+    name = "oracle"
+
+    def __init__(self, text: Callable[[Sequence], list[int]], wrong_at: int = 0, branch: bool = False) -> None:
+        self._text, self._wrong_at, self._branch = text, wrong_at, branch
+
+    def tree(self, ask: Ask) -> DraftTree | None:
+        done = ask.sequence.num_output
+        path = self._text(ask.sequence)[done : done + ask.max_depth]
+        if self._wrong_at:
+            path = [(t + 1) % VOCAB if i % self._wrong_at == self._wrong_at - 1 else t for i, t in enumerate(path)]
+        if not self._branch:
+            return DraftTree.chain(ask.sequence.tokens[-1], path[: ask.max_nodes], source=self.name)
+        paths = []
+        for depth in range(len(path)):  # at every depth a wrong sibling comes before the right node
+            paths += [[*path[:depth], (path[depth] + 1) % VOCAB], path[: depth + 1]]
+        tree = DraftTree.from_paths(ask.sequence.tokens[-1], paths, source=self.name)
+        return tree.prune(ask.max_nodes)
+
+
+class ScriptedDrafter(_Stateless):
+    """Proposes what a function says."""
+
+    name = "scripted"
+
+    def __init__(self, script: Callable[[Ask], DraftTree | None]) -> None:
+        self.tree = script  # type: ignore[method-assign]
+
+
+# ---- engines ----
+
+
+@dataclass
+class Setup:
+    """Everything that must not change the output."""
+
+    drafter: Drafter | None = None
+    max_depth: int = 6
+    num_blocks: int = 64
+    block_size: int = 16
+    prefix_caching: bool = True
+    max_rows: int = 128
+    max_outputs: int = 64
+    max_num_seqs: int = 16
+    max_model_len: int = 256
+    max_chunk: int = 0
+    backend: FakeBackend = field(default_factory=FakeBackend)
+
+    def engine(self) -> Engine:
+        scheduler = Scheduler(
+            SchedulerConfig(
+                self.max_rows, self.max_outputs, self.max_num_seqs, self.max_model_len, max_chunk=self.max_chunk
+            ),
+            CacheConfig(self.num_blocks, self.block_size, "fp32", self.prefix_caching),
+            StepTime(),
+        )
+        speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
+        self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
+        speculator = Speculator(self.drafter, FixedBudget(speculation, self.max_model_len), VOCAB)
+        return Engine(self.backend, scheduler, speculator, VOCAB)
+
+
+def run(engine: Engine, requests: Seq[Request], max_steps: int = 5000) -> list[list[Sequence]]:
+    """Run all requests to their end, checking the invariants after every step."""
+    added = [engine.add(request) for request in requests]
+    for _ in range(max_steps):
+        if not engine.has_work:
+            break
+        engine.step()
+        engine.check()
+    assert not engine.has_work, "the engine makes no progress"
+    assert engine.scheduler.pool.num_owned == 0, "blocks leaked"
+    return added
+
+
+def request(prompt: Seq[int], name: str = "r", **params: object) -> Request:
+    """A request with eos id 0."""
+    options: dict = {"max_tokens": 24, "logits_hash": True, "seed": 1, **params}
+    return Request(name, tuple(prompt), SamplingParams(**options), eos_ids=(0,))
+
+
+def facts(sequence: Sequence) -> tuple[object, ...]:
+    """What losslessness promises to be equal."""
+    return (sequence.output, sequence.finish, sequence.logits_hashes, sequence.logprobs)
+
+
+def prompt_of(seed: int, length: int) -> tuple[int, ...]:
+    """A random prompt without the eos id."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1, VOCAB) for _ in range(length))
