@@ -1,0 +1,348 @@
+"""LLM: the offline API. Load a model, generate, chat, stream.
+
+    llm = LLM("smollm2-135m")
+    print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text)
+    for chunk in llm.stream("Once upon a time"):
+        print(chunk.text, end="")
+
+One thread at a time may use an LLM.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from forerun.backends.base import Backend, Limits, LoadedModel, Progress
+from forerun.cache.layout import KvStack
+from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
+from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.engine import Engine
+from forerun.errors import CapacityError, UnsupportedModel, UsageError
+from forerun.generation import Choice, Generation, GenerationStats, StreamChunk
+from forerun.machine import available_memory
+from forerun.models.hub import resolve
+from forerun.models.registry import ModelFiles, open_model
+from forerun.scheduler.scheduler import Scheduler
+from forerun.sequence import Request, SamplingParams, Sequence
+from forerun.speculation import drafters  # registers the built-in drafters
+from forerun.speculation.budget import FixedBudget
+from forerun.speculation.drafter import Drafter, known_drafters, make_drafter
+from forerun.speculation.speculator import Speculator
+from forerun.text.chat import ChatTemplate
+from forerun.text.detokenizer import OutputText
+from forerun.text.tokenizer import Tokenizer
+
+DEFAULT_MODEL = "smollm2-135m"
+
+Prompt = str | Seq[int]
+Message = Mapping[str, str]
+
+__all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions", "drafters"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Settings that few users need.
+
+    backend         "cpu" (native kernels) or "reference" (numpy: slow and obvious, the oracle)
+    isa             kernel table of the cpu backend; None: the best one, or $FORERUN_ISA
+    kv_format       "bf16" or "fp32"
+    block_size      tokens per KV block
+    prefix_caching  reuse the KV of prompts that begin alike
+    max_num_seqs    sequences that run together
+    max_rows        rows of one step, which bounds prefill chunks
+    max_outputs     rows of one step whose logits are computed: drawing sequences and their draft nodes
+    max_chunk       longest prefill chunk of one sequence, 0 for no limit of its own
+    fault           deliberate damage, for `forerun verify --self-test` only
+    """
+
+    backend: str = "cpu"
+    isa: str | None = None
+    kv_format: str = "bf16"
+    block_size: int = 16
+    prefix_caching: bool = True
+    max_num_seqs: int = 32
+    max_rows: int = 512
+    max_outputs: int = 96
+    max_chunk: int = 0
+    fault: str | None = None
+
+
+class LLM:
+    """A loaded model with its engine.
+
+    model           path, alias or hub id
+    speculation     "auto", "off", a drafter's name, or a SpeculationConfig
+    threads         compute threads; None: as many as this process may use
+    kv_cache_bytes  size of the KV cache; None: room for four sequences of full length, at most half of the free memory
+    max_model_len   longest prompt plus output in tokens; None: the model's own, at most 8192
+
+    Raises UsageError, ModelNotFound, ModelFileError, UnsupportedModel, DownloadError or CapacityError.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        speculation: str | SpeculationConfig = "auto",
+        threads: int | None = None,
+        kv_cache_bytes: int | None = None,
+        max_model_len: int | None = None,
+        options: EngineOptions | None = None,
+        progress: Callable[[str], Progress] | None = None,
+    ) -> None:
+        options = options or EngineOptions()
+        config = speculation if isinstance(speculation, SpeculationConfig) else SpeculationConfig(drafter=speculation)
+        drafter = make_drafter(config.drafter, config.options) if config.drafter != "off" else None
+        self._backend = _make_backend(options, threads)
+        report = progress or (lambda _title: _no_progress)
+        path = resolve(model, progress=report("Downloading"))
+        self.files: ModelFiles = open_model(path)
+        self.tokenizer = _load_tokenizer(self.files)
+        self._load(options, KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format), report)
+        self._configure(config, drafter, options)
+
+    # ---- what it is ----
+
+    @property
+    def numerics_id(self) -> str:
+        """Everything that the bits of the logits depend on, see DESIGN section 1."""
+        return self._backend.numerics_id
+
+    @property
+    def backend(self) -> Backend:
+        return self._backend
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template. Raises UsageError when it has none."""
+        if self._template is None:
+            raise UsageError("this model has no chat template: use generate, which continues text as it is")
+        return self._template
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    # ---- generating ----
+
+    def generate(
+        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | None = None, *, salt: str = ""
+    ) -> list[Generation]:
+        """Continue each prompt (text or token ids); all of them run together, results in the order of the prompts.
+
+        Raises RequestError when a prompt or an option cannot be honoured; then nothing was generated.
+        """
+        many = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        requests = [self._request(index, prompt, params, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
+        added: list[list[Sequence]] = []
+        try:
+            for request in requests:
+                added.append(self.engine.add(request))
+            while self.engine.has_work:
+                self.engine.step()
+        finally:
+            self._abort(sequence for sequences in added for sequence in sequences)
+        return [_generation(sequences) for sequences in added]
+
+    def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Generation:
+        """Answer a conversation: messages are {"role": ..., "content": ...}."""
+        return self.generate([self.chat_prompt(messages)], params)[0]
+
+    def stream(self, prompt: Prompt | Seq[Message], params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+        """Continue one prompt, or answer one conversation, yielding what each step adds.
+
+        Closing the iterator ends the generation and frees its KV at once. Options with n > 1 are refused.
+        """
+        params = params or SamplingParams()
+        if params.n != 1:
+            raise UsageError("stream yields one choice: use generate for n > 1")
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, ""))  # type: ignore[arg-type]
+
+    def chat_prompt(self, messages: Seq[Message]) -> list[int]:
+        """Token ids of a conversation, ready for the model's answer."""
+        return self.tokenizer.encode_prompt(self.chat_template.render(messages))
+
+    def _stream(self, request: Request) -> Iterator[StreamChunk]:
+        sequence = self.engine.add(request)[0]
+        text = _live_text(sequence)
+        sent_pieces = sent_tokens = 0
+        try:
+            while not sequence.is_finished:
+                self.engine.step()
+                if sequence.num_output == sent_tokens and not sequence.is_finished:
+                    continue
+                if sequence.is_finished:
+                    text.finish()
+                pieces = tuple(zip(text.pieces[sent_pieces:], _drafted(sequence, text)[sent_pieces:], strict=True))
+                tokens = tuple(sequence.output[sent_tokens:])
+                sent_pieces, sent_tokens = len(text.pieces), sequence.num_output
+                yield StreamChunk(pieces, tokens, _choice(sequence) if sequence.is_finished else None)
+        finally:
+            self._abort([sequence])
+
+    # ---- construction ----
+
+    def _load(self, options: EngineOptions, wish: KvWish, report: Callable[[str], Progress]) -> None:
+        spec = self.files.spec
+        first = spec.layers[0].mixer
+        stack = KvStack("target", spec.num_layers, first.num_kv_heads, first.head_dim)
+        shapes = {(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in spec.layers}
+        if len(shapes) > 1:
+            raise UnsupportedModel("layers with different KV shapes are not supported")
+        plan_kv(wish, stack, spec.max_context, None)  # impossible wishes are refused before the weights are loaded
+        longest = wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
+        limits = Limits(options.max_rows, options.max_outputs, longest)
+        self._backend.load(LoadedModel(spec, self.files.weights), limits, report("Loading"))
+        layout, self.max_model_len = plan_kv(wish, stack, spec.max_context, available_memory())
+        try:
+            self._backend.allocate_kv(layout)
+        except MemoryError as error:
+            raise CapacityError(
+                f"{layout.total_bytes / 1e9:.2f} GB for the KV cache could not be allocated: lower kv_cache_bytes"
+            ) from error
+        self.kv_layout = layout
+
+    def _configure(self, config: SpeculationConfig, drafter: Drafter | None, options: EngineOptions) -> None:
+        layout = self.kv_layout
+        scheduler = Scheduler(
+            SchedulerConfig(
+                max_rows=options.max_rows,
+                max_outputs=options.max_outputs,
+                max_num_seqs=options.max_num_seqs,
+                max_model_len=self.max_model_len,
+                max_chunk=options.max_chunk,
+            ),
+            CacheConfig(layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+        )
+        vocab_size = self.files.spec.vocab_size
+        self.engine = Engine(
+            self._backend,
+            scheduler,
+            Speculator(drafter, FixedBudget(config, self.max_model_len), vocab_size),
+            vocab_size,
+        )
+        template = self.tokenizer.chat_template
+        self._template = ChatTemplate(template, self.tokenizer) if template else None
+
+    def reconfigure(
+        self, *, speculation: str | SpeculationConfig = "auto", options: EngineOptions | None = None
+    ) -> None:
+        """Restart the engine with other settings and an empty cache, keeping weights and KV memory.
+
+        Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk, and max_rows
+        and max_outputs up to what the model was loaded with. Raises UsageError while requests are running.
+        """
+        if self.engine.has_work:
+            raise UsageError("the engine has unfinished requests: finish or close them first")
+        config = speculation if isinstance(speculation, SpeculationConfig) else SpeculationConfig(drafter=speculation)
+        drafter = make_drafter(config.drafter, config.options) if config.drafter != "off" else None
+        self._configure(config, drafter, options or EngineOptions())
+
+    # ---- requests ----
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, salt: str) -> Request:
+        params = params or SamplingParams()
+        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        return Request(
+            id=str(index),
+            prompt=tuple(ids),
+            params=params,
+            eos_ids=self.tokenizer.eos_ids,
+            salt=salt,
+            make_stop_matcher=lambda: _LiveText(self.tokenizer, params.stop),
+        )
+
+    def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
+        for sequence in sequences:
+            self.engine.abort(sequence)
+
+
+class _LiveText:
+    """The text of a running sequence, token by token; the engine's stop matcher, so text is made in one place."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Seq[str]) -> None:
+        self._output = OutputText(tokenizer, stop)
+        self.pieces: list[str] = []
+
+    def push(self, token: int, may_stop: bool) -> bool:
+        self.pieces.append(self._output.push(token, may_stop))
+        return self._output.stopped
+
+    def finish(self) -> str:
+        """The whole text; what was held back becomes part of the last piece."""
+        rest = self._output.finish()
+        if rest:
+            self.pieces.append(rest)
+        return "".join(self.pieces)
+
+
+def _live_text(sequence: Sequence) -> _LiveText:
+    matcher = sequence.stop_matcher
+    if not isinstance(matcher, _LiveText):
+        raise TypeError("the sequence was not made by LLM")
+    return matcher
+
+
+def _drafted(sequence: Sequence, text: _LiveText) -> list[bool]:
+    """Per piece: did its token come from a draft? Text held back at the end belongs to no token."""
+    return sequence.from_draft + [False] * (len(text.pieces) - len(sequence.from_draft))
+
+
+def _choice(sequence: Sequence) -> Choice:
+    if sequence.finish is None:
+        raise ValueError("the sequence is not finished")
+    return Choice(
+        index=sequence.choice,
+        text=_live_text(sequence).finish(),
+        token_ids=tuple(sequence.output),
+        finish_reason=sequence.finish,
+        seed=sequence.seed,
+        stats=GenerationStats.of(sequence),
+        logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
+        logits_hashes=tuple(sequence.logits_hashes),
+        error=sequence.error,
+    )
+
+
+def _generation(sequences: Seq[Sequence]) -> Generation:
+    return Generation(sequences[0].request.prompt, tuple(_choice(sequence) for sequence in sequences))
+
+
+def _is_one_prompt(prompts: Prompt | Seq[Prompt]) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+def _make_backend(options: EngineOptions, threads: int | None) -> Backend:
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    if options.backend == "reference":
+        from forerun.backends.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if options.backend == "cpu":
+        from forerun.backends.cpu import CpuBackend
+
+        return CpuBackend(threads=threads, isa=options.isa, fault=options.fault)
+    raise UsageError(f"unknown backend {options.backend!r}: choose cpu or reference")
+
+
+def _load_tokenizer(files: ModelFiles) -> Tokenizer:
+    tokenizer = Tokenizer.from_folder(files.folder) if files.folder else Tokenizer.from_gguf(files.metadata)
+    if tokenizer.vocab_size > files.spec.vocab_size:
+        raise UnsupportedModel(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {files.spec.vocab_size}: "
+            "the files do not belong together"
+        )
+    return tokenizer
+
+
+def drafter_names() -> list[str]:
+    """What `speculation` may name."""
+    return ["off", *known_drafters()]
