@@ -106,8 +106,8 @@ class Generation:
 class StreamChunk:
     """What one step added to a streamed generation.
 
-    pieces  (text, came from a draft) per token, in order; a token whose text is not final yet has an empty piece and its
-            text comes with a later one
+    pieces  (text, came from a draft) per token, in order; a token whose text is not final yet has an empty piece and
+            its text comes with a later one
     choice  the whole result, in the last chunk only
     """
 

@@ -138,7 +138,7 @@ class LLM:
         added: list[list[Sequence]] = []
         try:
             for request in requests:
-                added.append(self.engine.add(request))
+                added += [self.engine.add(request)]
             while self.engine.has_work:
                 self.engine.step()
         finally:
@@ -232,8 +232,8 @@ class LLM:
     ) -> None:
         """Restart the engine with other settings and an empty cache, keeping weights and KV memory.
 
-        Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk, and max_rows
-        and max_outputs up to what the model was loaded with. Raises UsageError while requests are running.
+        Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk, and
+        max_rows and max_outputs up to what the model was loaded with. Raises UsageError while requests are running.
         """
         if self.engine.has_work:
             raise UsageError("the engine has unfinished requests: finish or close them first")

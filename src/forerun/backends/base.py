@@ -1,7 +1,7 @@
 """The two protocols between the engine, the model code and the machine.
 
 `Ops` is what a forward pass is written in, once, in `models/decoder.py`. The reference backend executes the calls; the
-CPU backend records them once into a Program and replays that. So a forward pass must not look at values, only pass them.
+CPU backend records them once into a Program and replays that. So a forward pass passes values on, never looks at them.
 
 `Backend` is what the engine calls: it owns weights, KV memory and logits.
 

@@ -46,8 +46,9 @@ def plan_kv(wish: KvWish, stack: KvStack, max_context: int, available: int | Non
     if num_blocks < blocks_of_one:
         capacity = num_blocks * wish.block_size
         if wish.max_model_len is not None or capacity < 2:
+            needed_mb = blocks_of_one * one_block.bytes_per_block / 1e6
             raise CapacityError(
-                f"{length} tokens of context need {blocks_of_one * one_block.bytes_per_block / 1e6:.1f} MB of KV cache, "
+                f"{length} tokens of context need {needed_mb:.1f} MB of KV cache, "
                 f"but {limit} allows {max(0, capacity)} tokens: lower max_model_len or raise kv_cache_bytes"
             )
         length = capacity
