@@ -54,7 +54,7 @@ build: $(VENV)/build-tools $(VENV)/extra-dev  ## editable installation: Python e
 	$(PIP) install --no-build-isolation --editable .
 
 docs: $(VENV)/extra-docs  ## build the documentation site into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "the site is in site/index.html"
 
 clean:  ## remove everything that these targets made, the environments too

@@ -15,13 +15,13 @@ from tests.structure.source_tree import PACKAGE, Module, package_modules
 # rest of `speculation` is not.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"errors": ("errors",)},
-    {"config": ("config",), "text": ("text",)},
+    {"config": ("config",), "machine": ("machine",), "text": ("text",)},
     {"data": ("sequence", "sampling.noise", "speculation.tree", "cache.layout", "models.spec")},
     {"step": ("batch", "cache", "sampling")},
     {"models": ("backends.base", "models")},
     {"backends": ("backends",), "speculation": ("speculation",), "scheduler": ("scheduler",)},
     {"engine": ("engine",)},
-    {"api": ("llm",)},
+    {"api": ("llm", "generation")},
     {"package": ("",)},
     {"bench": ("bench",), "server": ("server",), "analysis": ("analysis",), "training": ("training",)},
     {"cli": ("cli", "__main__")},
