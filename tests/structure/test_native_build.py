@@ -7,7 +7,10 @@ from tests.structure.source_tree import ROOT, source_files
 
 ISA_FLAG = re.compile(r"-m(?:arch=|tune=|cpu=|avx|sse|amx|fma|f16c|bmi)[\w.=+-]*")
 LOOSE_MATH = re.compile(r"-Ofast|-ffast-math|-funsafe-math\S*|-fassociative-math|-ffp-contract=(?!off)\S+")
-INTRINSICS = re.compile(r"#include\s*<(?:immintrin|x86intrin|arm_neon|arm_sve)\.h>|__attribute__\(\(target|GCC target")
+INTRINSICS = re.compile(
+    r"#include\s*<(?:immintrin|x86intrin|arm_neon|arm_sve)\.h>|__attribute__\(\(target\(|GCC target"
+)
+# `target_clones` is no such case: the loader picks a clone that this machine can run, and the source has no intrinsics.
 MAY_USE_INTRINSICS = ("native/isa/", "native/vec/", "native/kernels/")
 
 COMMENT = re.compile(r"#[^\n]*")
@@ -52,6 +55,11 @@ class TestTheChecksThemselves:
             'set_source_files_properties(native/isa/avx2.cpp PROPERTIES COMPILE_OPTIONS "-mavx2")'
         )
         assert not misplaced_isa_flags("# -march=native would be wrong\nset(x 1)")
+
+    def test_intrinsics(self) -> None:
+        assert INTRINSICS.search("#include <immintrin.h>")
+        assert INTRINSICS.search('__attribute__((target("avx2"))) void f();')
+        assert not INTRINSICS.search('__attribute__((target_clones("avx2", "default"))) void f();')
 
     def test_loose_math(self) -> None:
         assert LOOSE_MATH.search("-ffp-contract=fast")
