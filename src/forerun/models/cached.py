@@ -105,7 +105,7 @@ class ModelFolder:
             document = json.loads((self.root / ".forerun.json").read_text(encoding="utf-8"))
             files = {name: FileRecord(**entry) for name, entry in document["files"].items()}
             return _Record(document["snapshot"] is True, files)
-        except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return _Record()  # a damaged record only costs a check or a download
 
     def _write(self, record: _Record) -> None:
@@ -139,3 +139,18 @@ def _has_all_parts(members: list[str]) -> bool:
     return match is None or [f"{n:05d}" for n in range(1, int(match["count"]) + 1)] == [
         m["part"] for m in map(_SPLIT.fullmatch, members) if m is not None
     ]
+
+
+def model_files(path: Path) -> list[Path]:
+    """The files of the model at `path`: all parts of a split GGUF, or what a folder holds."""
+    if path.is_dir():
+        return sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
+    for members in gguf_groups(entry.name for entry in path.parent.iterdir()).values():
+        if path.name in members:
+            return [path.parent / member for member in members]
+    return [path]
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes on the disk of the model at `path`."""
+    return sum(file.stat().st_size for file in model_files(path))

@@ -121,9 +121,8 @@ def _append(file: RemoteFile, part: Path, progress: Progress | None) -> None:
         return
     with _network_errors(file, part):
         response = _open(file, start)
-    with response, disk_errors(part.parent, discard=part), part.open("ab") as out:
-        if response.status != 206:  # the server ignores ranges
-            out.truncate(0)
+    mode = "ab" if response.status == 206 else "wb"  # a server that ignores ranges sends everything
+    with response, disk_errors(part.parent, discard=part), part.open(mode) as out:
         done = os.fstat(out.fileno()).st_size
         while True:
             with _network_errors(file, part):

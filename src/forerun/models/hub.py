@@ -22,7 +22,7 @@ _HUB_REFERENCE = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?::(?P<pattern>.
 # What a safetensors model needs; a second copy of the weights in a vendor's own layout stays out.
 _SNAPSHOT_FILES = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|chat_template)\.json"
-    r"|model.*\.safetensors|model\.safetensors\.index\.json|tokenizer\.model|merges\.txt|chat_template\.jinja"
+    r"|model.*\.safetensors|model\.safetensors\.index\.json|tokenizer\.model|merges\.txt|chat_template\.jinja|README\.md"
 )
 
 

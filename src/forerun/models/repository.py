@@ -56,6 +56,10 @@ def _list(repo_id: str, revision: str | None, endpoint: str) -> Repository:
             f"the hub has no {where} that you may read: check the spelling, or set HF_TOKEN if it is private"
         ) from None
     except Exception as error:  # the library's HTTP client, and so its exceptions, differ between its versions
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            raise DownloadError(
+                f"the hub refuses to show {where}: set HF_TOKEN to a valid access token that may read it"
+            ) from None
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise DownloadError(f"cannot ask the hub for {where}: {reason[0]}; check the network") from None
     commit = info.sha or revision or "main"

@@ -1,0 +1,104 @@
+"""The `forerun` command: registers the commands and turns every expected failure into one line and an exit code.
+
+Exit codes: 0 done, 1 failure, 2 a usage error, 130 interrupted. FORERUN_DEBUG=1 shows tracebacks.
+A command's module imports at its top only what is light; engine, backends and numpy are imported inside the function,
+so that `forerun --help` answers at once.
+"""
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from forerun import __version__
+from forerun.cli import info, models
+from forerun.errors import ForerunError
+
+app = typer.Typer(
+    name="forerun",
+    help="Run language models on the CPU, faster by lossless speculation.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"forerun {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+# Every command, in the order of the help page.
+app.add_typer(models.app, name="models")
+app.command("info")(info.info)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: the process's own) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
+    try:
+        code = app(args=None if arguments is None else list(arguments), prog_name="forerun", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except Exception as error:
+        if os.environ.get("FORERUN_DEBUG") == "1" and not _is_usage_error(error):
+            raise
+        return _explain(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+
+
+def _explain(error: Exception) -> int:
+    """Print what went wrong and return the exit code; an unexpected error keeps its traceback."""
+    if isinstance(error, typer.Abort):
+        return 130
+    if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):
+        _silence_stdout()
+        return 1
+    if _is_usage_error(error):
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "forerun"
+        message = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
+        print(f"forerun: {message}. Try '{command} --help'.", file=sys.stderr)
+        return 2
+    if isinstance(error, ForerunError):
+        print(f"forerun: {error}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, MemoryError):
+        print("forerun: out of memory: choose a smaller model or a shorter context", file=sys.stderr)
+        return 1
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"forerun: {where}{error.strerror or error}", file=sys.stderr)
+        return 1
+    raise error
+
+
+def _is_usage_error(error: Exception) -> bool:
+    # typer's usage errors derive from a class that moved between its versions; the method did not.
+    return hasattr(error, "format_message")
+
+
+def _silence_stdout() -> None:
+    """The reader of our output has left: let the interpreter's last flush go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
