@@ -63,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("FORERUN_DEBUG") == "1" and not _is_usage_error(error):
             raise
         return _explain(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
+    except SystemExit as leave:  # typer leaves so when the reader of our output has left
+        return leave.code if isinstance(leave.code, int) else 1
 
 
 def _explain(error: Exception) -> int:

@@ -118,7 +118,7 @@ def show(model: Reference, json: Json = False) -> None:
     table.add_column(overflow="fold")
     for key, value in facts.items():
         if isinstance(value, dict):
-            value = ", ".join(f"{name} ({count} tensors)" for name, count in value.items())
+            value = ", ".join(f"{count} {name}" for name, count in value.items()) + " tensors"
         elif key in ("size_bytes", "kv_bytes_per_token"):
             value = megabytes(value) if key == "size_bytes" else f"{value:,} bytes in bf16"
         elif isinstance(value, bool):
@@ -141,7 +141,7 @@ def _facts(model: str) -> dict[str, Any]:
     attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
     stack = KvStack("target", spec.num_layers, attention.num_kv_heads, attention.head_dim)
     alias = load_aliases().get(model)
-    return {
+    facts = {
         "name": files.name,
         "family": spec.family,
         "layers": spec.num_layers,
@@ -158,4 +158,5 @@ def _facts(model: str) -> dict[str, Any]:
         "formats": dict(files.formats),
         "licence": files.licence or (alias.licence if alias else None),
         "path": str(path),
-    } | spec.extra
+    }
+    return facts | {key: value for key, value in spec.extra.items() if key not in facts}
