@@ -2,7 +2,8 @@
 
 Weights come from numpy seeded by (seed, logical name), so they depend neither on the order of reading nor on torch.
 Their values are exact in bfloat16: a backend that stores bf16 weights and one that stores float32 get the same model.
-File names of tensors are spelled out here a second time on purpose, as a check on `forerun.models.families`.
+File names of tensors are spelled out here a second time on purpose, as a check on `forerun.models.families`. The
+writers import their libraries themselves, so that `tools/make_parity_golden.py` needs none of them.
 """
 
 import json
@@ -11,10 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from forerun.models.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, RopeSpec
 
@@ -189,6 +188,8 @@ def write_tiny_folder(
 
 
 def _save_safetensors(path: Path, arrays: Mapping[str, Float32], dtype: str) -> None:
+    from safetensors.numpy import save_file
+
     if dtype != "BF16":
         save_file({name: a.astype({"F32": np.float32, "F16": np.float16}[dtype]) for name, a in arrays.items()}, path)
         return
@@ -217,6 +218,8 @@ def write_tiny_gguf(
     metadata  keys to add or replace, a tokenizer for example; None removes a key
     max_tensors_per_part  0 writes one file; otherwise `path`'s stem gets -00001-of-0000N suffixes
     """
+    import gguf
+
     spec = tiny_spec(model) if isinstance(model, str) else model
     writer = gguf.GGUFWriter(path, spec.family, split_max_tensors=max_tensors_per_part)
     for key, value in {**_gguf_metadata(spec), **(metadata or {})}.items():
@@ -267,7 +270,7 @@ def _gguf_metadata(spec: ModelSpec) -> dict[str, Any]:
     return values
 
 
-def _add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def _add_value(writer: Any, key: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool):
