@@ -1,0 +1,94 @@
+"""Packs a step's DrawRequests into flat arrays for one native call, and unpacks what it drew.
+
+Used by a backend whose draw is native:
+
+    flat = pack_draws(batch.draws, len(batch.output_rows))
+    _native.draw(logits, *flat.arguments)                      # logits [O, V] float32, rows contiguous
+    return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
+
+Layout, D requests, one row each:
+    whole  [D, 11] int64    first_output, position, key[0], key[1], top_k, banned_until, alternatives (-1: no logprobs),
+                            then the lengths of tree, bias, history and banned
+    real   [D, 6] float64   temperature, top_p, min_p, repetition, frequency and presence penalty
+    items  int32            per request: tree tokens, tree parents, bias ids, history ids, history counts, banned ids
+    bias_values  float64    per request
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from forerun.batch import NOT_DRAWN, Drawn, DrawRequest
+
+_NO_ITEMS = np.empty(0, np.int32)
+_NO_VALUES = np.empty(0, np.float64)
+
+
+@dataclass(frozen=True)
+class FlatDraws:
+    """Arguments of the native draw behind the logits. `ids` and `logprobs` are written by it: [O, 1 + N], the drawn
+    token and then the N most likely ones; what it does not reach stays NOT_DRAWN and NaN."""
+
+    draws: tuple[DrawRequest, ...]
+    whole: npt.NDArray[np.int64]
+    real: npt.NDArray[np.float64]
+    items: npt.NDArray[np.int32]
+    bias_values: npt.NDArray[np.float64]
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float64]
+
+    @property
+    def arguments(self) -> tuple[npt.NDArray[Any], ...]:
+        """In the order that the native draw takes them."""
+        return self.whole, self.real, self.items, self.bias_values, self.ids, self.logprobs
+
+
+def pack_draws(draws: tuple[DrawRequest, ...], num_outputs: int) -> FlatDraws:
+    """Flat arrays of `draws` in a step with `num_outputs` output rows."""
+    whole: list[tuple[int, ...]] = []
+    real: list[tuple[float, ...]] = []
+    items: list[npt.NDArray[np.int32]] = [_NO_ITEMS]
+    bias_values = [_NO_VALUES]
+    num_top = 0
+    for r in draws:
+        num_alternatives = -1 if r.logprobs is None else r.logprobs
+        num_top = max(num_top, num_alternatives)
+        tree, lengths = r.tree, (len(r.tree), len(r.bias_ids), len(r.history_ids), len(r.banned))
+        whole.append((r.first_output, r.position, *r.key, r.top_k, r.banned_until, num_alternatives, *lengths))
+        real.append((r.temperature, r.top_p, r.min_p, r.repetition_penalty, r.frequency_penalty, r.presence_penalty))
+        items.append(np.array(tree.tokens + tree.parents, np.int32))
+        if any(lengths[1:]):
+            items += (r.bias_ids, r.history_ids, r.history_counts, r.banned)
+            bias_values.append(r.bias_values)
+    return FlatDraws(
+        draws,
+        np.array(whole, np.int64).reshape(-1, 11),
+        np.array(real, np.float64).reshape(-1, 6),
+        np.concatenate(items),
+        np.concatenate(bias_values),
+        np.full((num_outputs, 1 + num_top), NOT_DRAWN, np.int32),
+        np.full((num_outputs, 1 + num_top), np.nan),
+    )
+
+
+def unpack_drawn(flat: FlatDraws, hash_of: Callable[[int], bytes]) -> Drawn:
+    """What the native draw wrote. `hash_of` maps an output row to its hash; called for rows whose request asked."""
+    num_outputs = len(flat.ids)
+    tokens = flat.ids[:, 0].copy()
+    top: list[tuple[tuple[int, float], ...]] = [()] * num_outputs
+    hashes = [b""] * num_outputs
+    for request in flat.draws:
+        if not (request.logprobs or request.logits_hash):
+            continue
+        for output in range(request.first_output, request.first_output + len(request.tree)):
+            if tokens[output] < 0:
+                continue
+            if request.logits_hash:
+                hashes[output] = hash_of(output)
+            if request.logprobs:
+                ids, values = flat.ids[output, 1:].tolist(), flat.logprobs[output, 1:].tolist()
+                top[output] = tuple(pair for pair in zip(ids, values, strict=True) if pair[0] >= 0)
+    return Drawn(tokens, flat.logprobs[:, 0].copy(), tuple(top), tuple(hashes))

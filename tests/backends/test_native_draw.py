@@ -1,0 +1,181 @@
+"""The native walk takes exactly the oracle's decisions (forerun/sampling/walk.py), on every option and odd size."""
+
+import math
+
+import numpy as np
+import pytest
+
+from forerun.batch import NOT_FINITE, Batch, DrawRequest
+from forerun.sampling.flatten import pack_draws, unpack_drawn
+from forerun.sampling.noise import make_key
+from forerun.sampling.processors import History, processed_probs
+from forerun.sampling.walk import draw_batch, hash_row
+from forerun.speculation.tree import DraftTree
+
+_native = pytest.importorskip("forerun._native")
+if not hasattr(_native, "draw"):
+    pytest.skip("this build has no native draw", allow_module_level=True)
+
+NONE = np.empty(0, np.int32)
+
+
+def native_draw(logits, draws):
+    flat = pack_draws(tuple(draws), len(logits))
+    _native.draw(logits, *flat.arguments)
+    return unpack_drawn(flat, lambda output: hash_row(logits[output]))
+
+
+def oracle_draw(logits, draws):
+    rows = np.arange(len(logits), dtype=np.int32)
+    batch = Batch(NONE, NONE, NONE, NONE, NONE, NONE.reshape(0, 0), NONE, NONE.astype(np.uint64), rows, tuple(draws))
+    return draw_batch(lambda output: logits[output], batch)
+
+
+def assert_equal(logits, draws):
+    got, want = native_draw(logits, draws), oracle_draw(logits, draws)
+    assert got.tokens.tolist() == want.tokens.tolist()
+    assert got.hashes == want.hashes
+    np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(got.top, want.top, strict=True):
+        assert [token for token, _ in mine] == [token for token, _ in theirs]
+        assert [value for _, value in mine] == pytest.approx([value for _, value in theirs], rel=1e-12, abs=1e-12)
+    return want
+
+
+def random_tree(rng, vocabulary):
+    parents = [-1] + [int(rng.integers(0, row)) for row in range(1, int(rng.integers(1, 9)))]
+    seen, tokens = set(), [0]
+    for parent in parents[1:]:
+        token = int(rng.integers(0, vocabulary))
+        while (parent, token) in seen:
+            token += 1
+        seen.add((parent, token))
+        tokens.append(token)
+    return DraftTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens))
+
+
+def random_logits(rng, rows, vocabulary):
+    kind = rng.integers(0, 5)
+    scale = float(rng.choice([0.1, 1.0, 4.0, 20.0]))
+    z = (rng.normal(size=(rows, vocabulary)) * scale).astype(np.float32)
+    if kind == 1:
+        z = np.round(z * 2) / 2  # many ties
+    elif kind == 2:
+        z[rng.random(z.shape) < 0.3] = -np.inf
+    elif kind == 3:
+        z[:] = np.float32(scale)  # all equal
+    elif kind == 4:
+        z[rng.random(z.shape) < 0.5 / vocabulary] = rng.choice([np.nan, np.inf])
+    return z
+
+
+def random_request(rng, vocabulary, first_output, tree):
+    ids = lambda n: rng.choice(vocabulary + 3, size=min(n, vocabulary), replace=False).astype(np.int32)  # noqa: E731
+    is_on = lambda: rng.random() < 0.5  # noqa: E731
+    history, bias, banned = (ids(int(rng.integers(0, 30))) if is_on() else NONE for _ in range(3))
+    position = int(rng.integers(0, 5000))
+    return DrawRequest(
+        first_output=first_output,
+        tree=tree,
+        position=position,
+        key=(int(rng.integers(0, 2**32)), int(rng.integers(0, 2**32))),
+        temperature=float(rng.choice([0.0, 1e-6, 0.2, 0.7, 1.0, 1.0, 1.5, 30.0])),
+        top_k=int(rng.choice([0, 0, 0, 1, 2, 7, 40, vocabulary - 1, vocabulary, vocabulary + 9])),
+        top_p=float(rng.choice([1.0, 1.0, 0.01, 0.5, 0.9, 0.95, 0.999999])),
+        min_p=float(rng.choice([0.0, 0.0, 0.001, 0.1, 1.0])),
+        repetition_penalty=float(rng.choice([1.0, 1.0, 0.8, 1.2])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, -0.3, 0.6])),
+        presence_penalty=float(rng.choice([0.0, 0.0, -0.2, 0.9])),
+        bias_ids=bias,
+        bias_values=rng.normal(size=len(bias)) * 5,
+        history_ids=history,
+        history_counts=rng.integers(0, 4, size=len(history)).astype(np.int32),
+        banned=banned,
+        banned_until=position + int(rng.integers(0, 4)),
+        logprobs=[None, None, 0, 1, 5, 20, 1000][rng.integers(0, 7)],
+        logits_hash=bool(is_on()),
+    )
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100, 5003])
+def test_equals_the_oracle_on_random_steps(vocabulary):
+    rng = np.random.default_rng(vocabulary)
+    num_drawn = 0
+    for _ in range(60):
+        trees = [random_tree(rng, vocabulary) for _ in range(int(rng.integers(1, 5)))]
+        logits = random_logits(rng, sum(len(tree) for tree in trees), vocabulary)
+        firsts = np.cumsum([0] + [len(tree) for tree in trees[:-1]]).tolist()
+        draws = [random_request(rng, vocabulary, *pair) for pair in zip(firsts, trees, strict=True)]
+        num_drawn += int((assert_equal(logits, draws).tokens >= 0).sum())
+    assert num_drawn > 100
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 100, "top_p": 0.8, "min_p": 0.01}]
+)
+def test_equals_the_oracle_on_a_real_vocabulary(options):
+    rng = np.random.default_rng(8)
+    logits = (rng.normal(size=(8, 49_152)) * np.linspace(0.1, 6, 8)[:, None]).astype(np.float32)
+    for temperature in (0.3, 1.0, 2.0):
+        root = DraftTree.root_only(0)
+        assert_equal(
+            logits, [DrawRequest(o, root, 70 + o, (o, 9), temperature, logprobs=3, **options) for o in range(8)]
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"presence_penalty": 1.0}])
+def test_accepted_chains_are_walked_to_their_end(options):
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(7, 300)).astype(np.float32)
+    path: list[int] = []
+    for depth in range(7):
+        draw = DrawRequest(0, DraftTree.chain(0, path), 50, (1, 2), **options)
+        path.append(int(assert_equal(logits, [draw]).tokens[depth]))
+    assert min(path) >= 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bad_value_is_found_wherever_it_is(bad, temperature):
+    root = DraftTree.root_only(0)
+    for vocabulary in (1, 16, 37, 600):
+        logits = np.zeros((vocabulary, vocabulary), np.float32)
+        np.fill_diagonal(logits, bad)
+        draws = [DrawRequest(o, root, 5, (1, 2), temperature) for o in range(vocabulary)]
+        assert (native_draw(logits, draws).tokens == NOT_FINITE).all()
+
+
+def test_rows_may_be_apart_in_memory():
+    wide = np.random.default_rng(1).normal(size=(5, 100)).astype(np.float32)
+    draws = [DrawRequest(o, DraftTree.root_only(0), 5, (1, o), 1.0) for o in range(5)]
+    assert native_draw(wide[:, :90], draws).tokens.tolist() == oracle_draw(wide[:, :90].copy(), draws).tokens.tolist()
+
+
+def test_a_request_outside_the_logits_is_refused():
+    logits = np.zeros((2, 9), np.float32)
+    with pytest.raises(ValueError, match="row of logits"):
+        native_draw(logits, [DrawRequest(1, DraftTree.chain(0, [1]), 5, (1, 2))])
+
+
+def g_statistic(counts, probs):
+    expected = probs * counts.sum()
+    keep = counts > 0
+    return 2 * float((counts[keep] * np.log(counts[keep] / expected[keep])).sum())
+
+
+def test_draws_follow_the_processed_distribution_and_a_wrong_temperature_is_found():
+    """200 000 draws over 32 bins: a total variation of 0.0125 is found with probability above .999 at 1e-6."""
+    row = (np.random.default_rng(2).normal(size=32)).astype(np.float32)
+    logits, num_steps = np.broadcast_to(row, (2000, 32)).copy(), 100
+    root, key = DraftTree.root_only(0), make_key(99, 0)
+    request = DrawRequest(0, root, 0, key, 1.0)
+    probs = processed_probs(row, request, 0, History(request))
+    statistics = {}
+    for temperature in (1.0, 1.03):
+        counts = np.zeros(32)
+        for step in range(num_steps):
+            draws = [DrawRequest(o, root, step * 2000 + o, key, temperature) for o in range(2000)]
+            counts += np.bincount(native_draw(logits, draws).tokens, minlength=32)
+        statistics[temperature] = g_statistic(counts, probs)
+    critical = 82.9  # chi-squared, 31 degrees of freedom, upper 1e-6
+    assert statistics[1.0] < critical < statistics[1.03]
