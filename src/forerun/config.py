@@ -1,5 +1,6 @@
 """Settings of an engine, as small frozen groups. Each part receives its own group, never the whole."""
 
+import math
 from dataclasses import dataclass, field
 
 from forerun.errors import UsageError
@@ -46,6 +47,10 @@ class SchedulerConfig:
         for name in ("max_rows", "max_outputs", "max_num_seqs", "max_model_len"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_chunk < 0:
+            raise UsageError(f"max_chunk must be at least 0 (0 is no limit), got {self.max_chunk}")
+        if not (math.isfinite(self.prefill_step_s) and self.prefill_step_s >= 0):
+            raise UsageError(f"prefill_step_s must be seconds, at least 0, got {self.prefill_step_s}")
         if self.max_num_seqs > min(self.max_rows, self.max_outputs):
             raise UsageError("max_num_seqs cannot exceed max_rows or max_outputs: every sequence needs a row")
 

@@ -17,6 +17,7 @@ from forerun.batch import Drawn, Outcome
 from forerun.errors import RequestError
 from forerun.sampling.noise import make_key, random_seed
 from forerun.scheduler.build import build_batch
+from forerun.scheduler.finish import one_line
 from forerun.scheduler.scheduler import Scheduler, Selection, Share
 from forerun.sequence import FinishReason, Request, Sequence
 from forerun.speculation.speculator import Speculator
@@ -80,6 +81,7 @@ class Engine:
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)
+        for sequence in sequences:  # all or none: a stop matcher that cannot be made leaves nothing behind
             self.scheduler.add(sequence)
             self.speculator.begin(sequence)
         return sequences
@@ -133,14 +135,13 @@ class Engine:
             return [self._forward(shares, trees)], []
         except Exception as error:
             self.stats.failed_steps += 1
-            log.exception("a step of %d sequences failed; each is retried alone", len(shares))
-            if len(shares) == 1:
-                return [], [self._fail(shares[0].sequence, error)]
+            log.warning("a step of %d sequences failed, each is retried alone: %s", len(shares), error, exc_info=True)
         results, failed = [], []
         for share, tree in zip(shares, trees, strict=True):
             try:
                 results.append(self._forward([share], [tree]))
             except Exception as error:
+                log.exception("sequence %d failed twice and ends", share.sequence.id)
                 failed.append(self._fail(share.sequence, error))
         return results, failed
 
@@ -156,28 +157,28 @@ class Engine:
         return _Result(shares, [next(outcomes) if tree is not None else None for tree in trees], drawn)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
-        sequence.error = f"{type(error).__name__}: {error}"
-        self._scrub(sequence)
+        sequence.error = one_line(error)
+        blocks = list(sequence.block_ids)
         self.abort(sequence, FinishReason.ERROR)
+        self._scrub(blocks)
         return sequence
 
     def _commit(self, result: _Result) -> list[Sequence]:
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
         self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
-        for sequence in changes.finished:
-            if sequence.finish is FinishReason.NUMERICAL_ERROR:
-                self._scrub(sequence)
-        self.scheduler.settle(result.shares, result.outcomes)
-        pairs = [(s.sequence, o) for s, o in zip(result.shares, result.outcomes, strict=True) if o is not None]
+        pairs = [(s.sequence, o) for s, o in zip(result.shares, changes.outcomes, strict=True) if o is not None]
+        tainted = [block for sequence, outcome in pairs if not outcome.is_finite for block in sequence.block_ids]
+        self.scheduler.settle(result.shares, changes.outcomes)
+        self._scrub(tainted)
         self.speculator.observe([sequence for sequence, _ in pairs], [outcome for _, outcome in pairs])
         for sequence in changes.finished:
             self.speculator.end(sequence)
         return changes.advanced
 
-    def _scrub(self, sequence: Sequence) -> None:
-        """Zero the blocks that only this sequence owns, so that no NaN outlives it."""
+    def _scrub(self, blocks: Seq[int]) -> None:
+        """Zero those of a failed sequence's former blocks that nobody uses now, so that no NaN outlives it."""
         pool = self.scheduler.pool
-        self._backend.clear_blocks([block for block in sequence.block_ids if pool.is_writable(block)])
+        self._backend.clear_blocks([block for block in dict.fromkeys(blocks) if pool.is_blank(block)])
 
     def _check(self, request: Request) -> None:
         bad: Seq[int] = [token for token in request.prompt if not 0 <= token < self._vocab_size]

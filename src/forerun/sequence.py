@@ -5,13 +5,35 @@ A Sequence is the only mutable record of a running generation. Its laws:
 so there is always at least one pending token, whose row yields the next one.
 """
 
-import math
+import operator
+import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from forerun.errors import RequestError
+
+MAX_COUNT = 2**31 - 1  # counts and token ids fit 32 bits, here and in native code
+SEED_BITS = 128
+
+
+def _is_whole(value: object, low: int = 0, high: int = MAX_COUNT) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_finite(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]  # false for NaN too
+
+
+def _show(value: object) -> str:
+    """Short repr; Python refuses to print whole numbers of more than some thousand digits."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return "a number too long to print"
 
 
 @dataclass(frozen=True)
@@ -45,44 +67,48 @@ class SamplingParams:
     def __post_init__(self) -> None:
         def check(ok: bool, param: str, want: str) -> None:
             if not ok:
-                raise RequestError(f"{param} must be {want}, got {getattr(self, param)!r}", param=param)
+                raise RequestError(f"{param} must be {want}, got {_show(getattr(self, param))}", param=param)
 
-        def number(param: str) -> float:
+        def number(param: str, low: float, high: float, want: str) -> None:
             value = getattr(self, param)
-            check(isinstance(value, (int, float)) and not isinstance(value, bool), param, "a number")
-            check(math.isfinite(value), param, "a finite number")
-            return float(value)
+            check(_is_finite(value) and low <= value <= high, param, want)
 
-        def whole(param: str) -> int:
-            value = getattr(self, param)
-            check(isinstance(value, int) and not isinstance(value, bool), param, "a whole number")
-            return int(value)
+        def listed(param: str, want: str) -> None:
+            try:
+                object.__setattr__(self, param, tuple(getattr(self, param)))
+            except TypeError:
+                check(False, param, want)
 
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        check(self.max_tokens is None or whole("max_tokens") >= 1, "max_tokens", "at least 1")
-        check(whole("min_tokens") >= 0, "min_tokens", "at least 0")
+        listed("stop", "a list of non-empty strings")
+        listed("stop_token_ids", "a list of token ids")
+        check(self.max_tokens is None or _is_whole(self.max_tokens, 1), "max_tokens", "a whole number of at least 1")
+        check(_is_whole(self.min_tokens), "min_tokens", "a whole number of at least 0")
         check(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
-        check(0.0 <= number("temperature") <= 100.0, "temperature", "between 0 and 100")
-        check(whole("top_k") >= 0, "top_k", "at least 0 (0 is off)")
-        check(0.0 < number("top_p") <= 1.0, "top_p", "above 0 and at most 1")
-        check(0.0 <= number("min_p") <= 1.0, "min_p", "between 0 and 1")
-        check(0.0 < number("repetition_penalty") <= 100.0, "repetition_penalty", "above 0 and at most 100")
-        check(-100.0 <= number("frequency_penalty") <= 100.0, "frequency_penalty", "between -100 and 100")
-        check(-100.0 <= number("presence_penalty") <= 100.0, "presence_penalty", "between -100 and 100")
-        check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        number("temperature", 0.0, 100.0, "between 0 and 100")
+        check(_is_whole(self.top_k), "top_k", "a whole number of at least 0 (0 is off)")
+        number("top_p", sys.float_info.min, 1.0, "above 0 and at most 1")
+        number("min_p", 0.0, 1.0, "between 0 and 1")
+        number("repetition_penalty", sys.float_info.min, 100.0, "above 0 and at most 100")
+        number("frequency_penalty", -100.0, 100.0, "between -100 and 100")
+        number("presence_penalty", -100.0, 100.0, "between -100 and 100")
+        check(all(isinstance(s, str) and s for s in self.stop), "stop", "a list of non-empty strings")
         check(len(self.stop) <= 64, "stop", "at most 64 strings")
-        check(all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids), "stop_token_ids", "token ids")
+        check(all(_is_whole(t) for t in self.stop_token_ids), "stop_token_ids", "a list of token ids")
+        check(isinstance(self.logit_bias, Mapping), "logit_bias", "a map from token ids to finite numbers")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's map may change later
         check(
-            all(isinstance(t, int) and t >= 0 and math.isfinite(b) for t, b in self.logit_bias.items()),
+            all(_is_whole(t) and _is_finite(b) for t, b in self.logit_bias.items()),
             "logit_bias",
             "a map from token ids to finite numbers",
         )
-        check(self.logprobs is None or 0 <= whole("logprobs") <= 1000, "logprobs", "between 0 and 1000")
-        check(1 <= whole("n") <= 128, "n", "between 1 and 128")
-        check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number")
+        check(isinstance(self.ignore_eos, bool), "ignore_eos", "true or false")
+        check(self.logprobs is None or _is_whole(self.logprobs, 0, 1000), "logprobs", "between 0 and 1000")
+        check(_is_whole(self.n, 1, 128), "n", "between 1 and 128")
+        limit = 1 << SEED_BITS
+        check(self.seed is None or _is_whole(self.seed, -limit, limit), "seed", f"a whole number below 2^{SEED_BITS}")
+        check(isinstance(self.logits_hash, bool), "logits_hash", "true or false")
 
     @property
     def has_penalties(self) -> bool:
@@ -97,7 +123,7 @@ class FinishReason(Enum):
     LENGTH = "length"  # max_tokens or the context
     ABORTED = "aborted"  # the caller left
     NUMERICAL_ERROR = "numerical_error"  # NaN in a drawn row
-    ERROR = "error"  # the step failed twice for this sequence
+    ERROR = "error"  # the step failed twice for this sequence, or its stop matcher failed
 
 
 class StopMatcher(Protocol):
@@ -120,7 +146,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt with its options; `n` choices become n sequences."""
+    """One prompt with its options; `n` choices become n sequences.
+
+    Raises RequestError when the prompt is not a list of whole numbers.
+    """
 
     id: str
     prompt: tuple[int, ...]
@@ -128,6 +157,13 @@ class Request:
     eos_ids: tuple[int, ...] = ()
     salt: str = ""  # separates tenants in the prefix index
     make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
+
+    def __post_init__(self) -> None:
+        try:
+            ids = tuple(operator.index(token) for token in self.prompt)  # any integer type, stored as int
+        except TypeError as error:
+            raise RequestError("the prompt must be a list of whole numbers, the token ids", param="prompt") from error
+        object.__setattr__(self, "prompt", ids)
 
 
 @dataclass

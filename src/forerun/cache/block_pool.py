@@ -80,6 +80,10 @@ class BlockPool:
         """Number of owners."""
         return self._count[block]
 
+    def is_blank(self, block: int) -> bool:
+        """True when nobody owns the block and no prefix entry describes it: its content is worthless."""
+        return block in self._blank
+
     def is_writable(self, block: int) -> bool:
         """True for the only owner of a block that no prefix entry describes; others must copy before they write."""
         return self._count[block] == 1 and not self._is_indexed[block]

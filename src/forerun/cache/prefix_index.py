@@ -1,7 +1,8 @@
 """PrefixIndex: which block holds the KV of which token prefix.
 
 Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, codec and block size, so
-tenants and formats never meet. On a hit the tokens are compared too: a collision cannot hand out wrong KV.
+tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a collision ends a
+chain, it does not hand out another text's KV.
 
     prompt  [ 16 tokens ][ 16 tokens ][ 9 tokens ]
     match    block 7      block 2      block 5, first 9 slots        shared until written, then copied
@@ -83,9 +84,12 @@ class PrefixIndex:
             parent = digests[-1] if digests else self._origin(sequence.request.salt)
             part = tuple(sequence.tokens[index * size : (index + 1) * size])
             digest = self._extend(parent, part)
+            known = self._by_digest.get(digest)
+            if known is not None and (known.tokens != part or known.parent != parent):
+                break
             digests.append(digest)
             block = sequence.block_ids[index]
-            if digest not in self._by_digest and block not in self._by_block:
+            if known is None and block not in self._by_block:
                 entry = _Entry(block, digest, parent, part)
                 self._by_digest[digest] = self._by_block[block] = entry
                 self._children.setdefault(parent, {})[digest] = None

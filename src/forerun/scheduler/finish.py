@@ -4,8 +4,18 @@ After the token that ends a sequence nothing is appended, counted or reported, s
 draft looks exactly like a stop in plain decoding. A stop wins over a length limit reached by the same token.
 """
 
+import logging
+from dataclasses import replace
+
 from forerun.batch import Drawn, Outcome
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
+
+log = logging.getLogger(__name__)
+
+
+def one_line(error: Exception) -> str:
+    """An exception as a line of text for Sequence.error."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
@@ -24,8 +34,8 @@ def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None
     return None
 
 
-def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_len: int, now: float) -> int:
-    """Append an outcome's tokens until one finishes the sequence; returns how many were appended.
+def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_len: int, now: float) -> Outcome:
+    """Append an outcome's tokens until one finishes the sequence; returns the outcome cut behind that token.
 
     Mutates tokens, finish, logprobs, logits_hashes, from_draft and stats.
     """
@@ -39,25 +49,31 @@ def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_
             sequence.logprobs.append(TokenLogprob(token, float(drawn.logprobs[row]), drawn.top[row]))
         if params.logits_hash:
             sequence.logits_hashes.append(drawn.hashes[row])
-        sequence.finish = finish_reason(sequence, max_model_len)
+        try:
+            sequence.finish = finish_reason(sequence, max_model_len)
+        except Exception as error:  # a stop matcher that fails ends its own sequence only
+            log.exception("the stop matcher of sequence %d failed", sequence.id)
+            sequence.finish, sequence.error = FinishReason.ERROR, one_line(error)
         if sequence.finish is not None:
             break
     if sequence.finish is None and not outcome.is_finite:
         sequence.finish = FinishReason.NUMERICAL_ERROR
         sequence.error = "the model produced NaN or no finite logit"
-    _count(sequence, outcome, appended)
+    cut = replace(
+        outcome, accepted=outcome.accepted[:appended], tokens=outcome.tokens[:appended], rows=outcome.rows[:appended]
+    )
+    _count(sequence, cut)
     if appended:
         stats.steps += 1
         stats.first_token_s = stats.first_token_s if stats.first_token_s is not None else now
     if sequence.finish is not None:
         stats.finished_s = now
-    return appended
+    return cut
 
 
-def _count(sequence: Sequence, outcome: Outcome, appended: int) -> None:
-    """Draft statistics; accepted nodes behind a stop do not count."""
-    stats, tree = sequence.stats, outcome.tree
-    accepted = min(len(outcome.accepted), appended)
+def _count(sequence: Sequence, outcome: Outcome) -> None:
+    """Draft statistics; accepted nodes behind a stop are cut off already."""
+    stats, tree, accepted = sequence.stats, outcome.tree, len(outcome.accepted)
     stats.drafted += tree.num_nodes
     stats.accepted += accepted
     if tree.num_nodes:

@@ -2,13 +2,15 @@
 
 `select` runs before the step and reserves blocks; `commit` runs after it and appends tokens one by one. Laws:
 
-    order      sequences run in order of arrival; when blocks are short the youngest gives its blocks back and goes to
-               the front of the queue, so the oldest can always finish and nobody waits for ever
+    order      sequences run and wait in order of arrival; when blocks are short the youngest gives its blocks back and
+               returns to its place in the queue, so the oldest can always finish and nobody waits for ever
+    drafts     get the blocks that are left when every token and every newcomer has its own
     blocks     a running sequence has blocks for all its tokens; draft slots are added by select, trimmed by commit
     writing    a block is written only by its sole owner and only if the prefix index does not describe it: anybody else
                copies it first (n > 1, and prefix hits that end inside a block)
 """
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,8 +51,12 @@ class Selection:
 
 @dataclass
 class Changes:
-    """What the engine must carry out after a commit: slot moves (source, target) first, then the rest."""
+    """What the engine must carry out after a commit: slot moves (source, target) first, then the rest.
 
+    outcomes  per share, what was really appended: cut behind the token that finished the sequence
+    """
+
+    outcomes: list[Outcome | None] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     advanced: list[Sequence] = field(default_factory=list)  # sequences that got tokens or finished
     finished: list[Sequence] = field(default_factory=list)
@@ -61,7 +67,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, step_time: StepTime | None = None) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()  # oldest first; preempted ones are older than all others
+        self.waiting: deque[Sequence] = deque()  # oldest first
         self.running: list[Sequence] = []  # oldest first
         self.step_time = step_time or StepTime()
         self.num_preemptions = 0
@@ -117,29 +123,28 @@ class Scheduler:
     def select(self, room: Callable[[Sequence, int], int]) -> Selection:
         """Choose the step's work and reserve its blocks; `room(sequence, num_decoding)` is the draft nodes wanted."""
         selection = Selection()
-        self._select_decoding(selection, room)
+        self._keep_decoding(selection)
         self._admit(selection)
+        self._select_decoding(selection, room)
         self._select_prefill(selection)
         return selection
+
+    def _keep_decoding(self, selection: Selection) -> None:
+        """A slot for the next token of everybody who decodes, oldest first; the youngest pay for it."""
+        for sequence in [sequence for sequence in self.running if sequence.num_pending == 1]:
+            while sequence in self.running and not self._reserve(sequence, 0, selection):
+                self._preempt(self.running[-1])
 
     def _select_decoding(self, selection: Selection, room: Callable[[Sequence, int], int]) -> None:
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
         # Every running sequence can draw one token; what is left of rows and outputs may carry draft nodes.
         nodes_left = min(self.config.max_rows, self.config.max_outputs) - len(self.running)
         for sequence in decoding:
-            if sequence not in self.running:
-                continue  # preempted by an older one
             nodes = max(0, min(room(sequence, len(decoding)), nodes_left))
-            if not self._reserve(sequence, nodes, selection):
-                nodes = 0
-                while not self._reserve(sequence, 0, selection):
-                    youngest = self.running[-1]
-                    self._preempt(youngest)
-                    if youngest is sequence:
-                        break
-            if sequence in self.running:
-                selection.shares.append(Share(sequence, 1, nodes))
-                nodes_left -= nodes
+            if not self._reserve(sequence, nodes, selection):  # then what its last block still holds
+                nodes = len(sequence.block_ids) * self._cache.block_size - len(sequence.tokens)
+            selection.shares.append(Share(sequence, 1, nodes))
+            nodes_left -= nodes
 
     def _admit(self, selection: Selection) -> None:
         for sequence in list(self.waiting):
@@ -164,7 +169,7 @@ class Scheduler:
             left_s = self.config.prefill_step_s - self.step_time.predict(rows, keys)
             context = max(sequence.num_computed for sequence in prefilling)
             within = self.step_time.rows_within(left_s, context, rows_left)
-            rows_left = min(rows_left, max(within, MIN_PREFILL_ROWS))
+            rows_left = min(rows_left, max(within, MIN_PREFILL_ROWS, len(prefilling)))
         # Several prompts share the rows evenly; what a short one leaves over goes to the longer ones.
         prefilling.sort(key=lambda sequence: (sequence.num_pending, sequence.id))
         for index, sequence in enumerate(prefilling):
@@ -180,7 +185,7 @@ class Scheduler:
     # ---- blocks ----
 
     def _reserve(self, sequence: Sequence, nodes: int, selection: Selection) -> bool:
-        """Make slots num_computed .. len(tokens) + nodes - 1 writable; False and nothing taken when blocks are short."""
+        """Make slots num_computed .. len(tokens) + nodes - 1 writable; False, nothing taken, when blocks are short."""
         size = self._cache.block_size
         needed = -(-(len(sequence.tokens) + nodes) // size) - len(sequence.block_ids)
         first = sequence.num_computed // size
@@ -254,7 +259,7 @@ class Scheduler:
         self._release(sequence)
         sequence.stats.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(sequence)
+        self.waiting.insert(bisect(self.waiting, sequence.id, key=lambda other: other.id), sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)
@@ -275,13 +280,14 @@ class Scheduler:
             sequence = share.sequence
             if outcome is None:
                 sequence.num_computed += share.num_tokens
+                changes.outcomes.append(None)
                 continue
             root = len(sequence.tokens) - 1
-            committed = append_tokens(sequence, outcome, drawn, self.config.max_model_len, now)
-            kept = outcome.accepted[:committed]
-            sequence.num_computed = root + 1 + len(kept)
-            if not outcome.tree.is_chain:
-                changes.moves += self._moves(sequence, root, kept)
+            kept = append_tokens(sequence, outcome, drawn, self.config.max_model_len, now)
+            sequence.num_computed = root + 1 + len(kept.accepted)
+            if not kept.tree.is_chain:
+                changes.moves += self._moves(sequence, root, kept.accepted)
+            changes.outcomes.append(kept)
             changes.advanced.append(sequence)
             if sequence.is_finished:
                 changes.finished.append(sequence)
@@ -294,8 +300,7 @@ class Scheduler:
             sequence = share.sequence
             # A drawn, finite row vouches for the KV before it, since NaN in any key would have reached it; so a prompt
             # enters the index only when its last row has been drawn.
-            vouched = outcome is not None and sequence.finish is not FinishReason.NUMERICAL_ERROR
-            if self._cache.prefix_caching and vouched:
+            if self._cache.prefix_caching and outcome is not None and outcome.is_finite:
                 for block in self.index.publish(sequence, sequence.num_computed):
                     self.pool.mark_indexed(block)
             if sequence.is_finished:
@@ -323,7 +328,16 @@ class Scheduler:
     def check(self) -> None:
         """Assert block conservation and the sequences' own laws; for tests and idle moments."""
         self.pool.check(sequence.block_ids for sequence in (*self.running, *self.waiting))
+        for queue in (self.running, self.waiting):
+            ids = [sequence.id for sequence in queue]
+            assert ids == sorted(set(ids)), "a queue is not in order of arrival"
         for sequence in self.running:
             assert sequence.num_computed < len(sequence.tokens), "a running sequence has nothing pending"
             assert len(sequence.block_ids) * self._cache.block_size >= sequence.num_computed, "KV without a block"
+            self._check_writable(sequence)
         assert not any(sequence.block_ids for sequence in self.waiting), "a waiting sequence owns blocks"
+
+    def _check_writable(self, sequence: Sequence) -> None:
+        first = sequence.num_computed // self._cache.block_size
+        for block in sequence.block_ids[first:]:
+            assert self.pool.is_writable(block), "a sequence would write a block that others may read"

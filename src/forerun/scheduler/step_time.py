@@ -41,11 +41,12 @@ class StepTime:
         _, per_row, per_key = np.maximum(self._theta, 0.0) * self._scale
         if seconds <= 0:
             return 0
-        # seconds = a n^2 + b n, since the chunk's own keys grow with it
-        a, b = per_key / 2, per_row + per_key * context
-        if a > 0:
-            return min(limit, int((-b + (b * b + 4 * a * seconds) ** 0.5) / (2 * a)))
-        return min(limit, int(seconds / b)) if b > 0 else limit
+        # seconds = a n^2 + b n, since row i of the chunk sees context + i keys. Solved without a difference, which
+        # would cancel to nothing for a small a.
+        a, b = per_key / 2, per_row + per_key * (context + 0.5)
+        denominator = b + (b * b + 4 * a * seconds) ** 0.5
+        return int(min(limit, 2 * seconds / denominator)) if denominator > 0 else limit
 
     def _features(self, rows: int, keys: int) -> npt.NDArray[np.float64]:
-        return np.array([1.0, rows, keys], np.float64) * self._scale
+        features: npt.NDArray[np.float64] = np.array([1.0, rows, keys], np.float64) * self._scale
+        return features

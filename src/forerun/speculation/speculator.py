@@ -5,7 +5,9 @@ its nodes are dropped here and the sequence decodes plainly.
 """
 
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from forerun.batch import Outcome
@@ -49,12 +51,14 @@ class Speculator:
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
         if self._drafter is not None:
-            self._drafter.begin(sequence)
+            with self._guard():
+                self._drafter.begin(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
         if self._drafter is not None:
-            self._drafter.end(sequence.id)
+            with self._guard():
+                self._drafter.end(sequence.id)
 
     def propose(self, sequences: Seq[Sequence], rooms: Seq[int]) -> list[DraftTree]:
         """A tree per sequence rooted at its last token, with at most `rooms[i]` nodes; root only where nothing fits."""
@@ -63,15 +67,11 @@ class Speculator:
         if self._drafter is None or not asked:
             return trees
         asks = [Ask(sequences[index], min(rooms[index], MAX_NODES), rooms[index]) for index in asked]
-        try:
+        with self._guard():
             proposed = self._drafter.propose(asks)
-        except Exception:  # a drafter must never take the engine down
-            self.stats.drafter_errors += 1
-            log.exception("drafter %s failed; this step decodes plainly", self._drafter.name)
-            return trees
-        for index, ask, tree in zip(asked, asks, proposed, strict=True):
-            if tree is not None and tree.tokens[0] == trees[index].tokens[0]:
-                trees[index] = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+            for index, ask, tree in zip(asked, asks, proposed, strict=True):
+                if tree is not None and tree.tokens[0] == trees[index].tokens[0]:
+                    trees[index] = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
         return trees
 
     def observe(self, sequences: Seq[Sequence], outcomes: Seq[Outcome]) -> None:
@@ -84,7 +84,17 @@ class Speculator:
                 self.stats.accepted += len(outcome.accepted)
                 seen.append(Seen(sequence, outcome))
         if self._drafter is not None and seen:
-            self._drafter.observe(seen)
+            with self._guard():
+                self._drafter.observe(seen)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """A drafter must never take the engine down: what it raises is counted and logged."""
+        try:
+            yield
+        except Exception:
+            self.stats.drafter_errors += 1
+            log.exception("drafter %s failed; what it did not propose is decoded plainly", self.drafter_name)
 
     def _sound(self, tree: DraftTree) -> DraftTree:
         """The tree without ids that the target does not know, nor anything below them."""

@@ -132,7 +132,7 @@ class DraftTree:
         depth_limit = len(self.tokens) if max_depth is None else max_depth
         survival = [1.0]
         for row in range(1, len(self.tokens)):
-            survival.append(survival[self.parents[row]] * min(1.0, self.score[row]))
+            survival.append(survival[self.parents[row]] * min(1.0, max(0.0, self.score[row])))
         candidates = [row for row in range(1, len(self.tokens)) if self.depths[row] <= depth_limit]
         candidates.sort(key=lambda row: (-survival[row], row))
         keep = [0, *sorted(candidates[: max(0, max_nodes)])]
