@@ -19,7 +19,7 @@ from forerun.errors import RequestError, UsageError
 from forerun.text.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 8 << 20  # of a rendered prompt, and of a string or list that a template multiplies
-MAX_STEPS = 1_000_000  # loop passes and calls of one rendering; about a second
+MAX_STEPS = 500_000  # loop passes and calls of one rendering; a second or two
 _MAX_NUMBER = 10**15  # operand of a multiplication
 _MAX_EXPONENT = 1000
 

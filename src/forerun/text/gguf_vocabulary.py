@@ -170,9 +170,8 @@ def _bpe_model(vocab: dict[str, int], merges: list[tuple[str, ...]], **options: 
     try:
         return models.BPE(vocab=vocab, merges=merges, **options)  # type: ignore[arg-type]
     except Exception as e:  # the library raises bare Exception for a merge of tokens that do not exist
-        raise ModelFileError(
-            f"the tokenizer's merges do not fit its tokens ({e}); the file is damaged, get it again"
-        ) from e
+        why = str(e).partition("\n")[0]
+        raise ModelFileError(f"the merges do not fit the tokens ({why}); the file is damaged, get it again") from e
 
 
 def _space_prefix(metadata: Mapping[str, Any]) -> bool:

@@ -57,11 +57,12 @@ class Tokenizer:
         Raises UsageError for text that is no valid Unicode.
         """
         try:
-            with self._encoding:
-                self._vocabulary.core.encode_special_tokens = not special
-                return list(self._vocabulary.core.encode(text, add_special_tokens=False).ids)
+            text.encode()
         except UnicodeEncodeError as e:
             raise UsageError(f"the text has a lone surrogate at character {e.start}; pass valid Unicode") from e
+        with self._encoding:
+            self._vocabulary.core.encode_special_tokens = not special
+            return list(self._vocabulary.core.encode(text, add_special_tokens=False).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt: BOS first when the model wants it, unless the text already begins with it."""
