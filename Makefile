@@ -4,7 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+PIP_COMMAND := python -m pip --disable-pip-version-check --no-input -qq
+PIP := $(BIN)/$(PIP_COMMAND)
 
 PYTHON_SOURCES := src tests tools
 NATIVE_SOURCES := $(shell find native -type f \( -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
@@ -91,5 +92,5 @@ $(VENV)/extra-%: pyproject.toml $(VENV)/created
 .venv-parity/ready: pyproject.toml tools/list_requirements.py $(VENV)/created
 	@echo "creating .venv-parity with torch and transformers (large downloads)"
 	@$(PYTHON) -m venv --clear .venv-parity
-	@$(BIN)/python tools/list_requirements.py parity | .venv-parity/bin/python -m pip --no-input -qq install -r /dev/stdin
+	@$(BIN)/python tools/list_requirements.py run parity | .venv-parity/bin/$(PIP_COMMAND) install -r /dev/stdin
 	@touch $@
