@@ -29,7 +29,7 @@ from forerun.speculation.budget import FixedBudget
 from forerun.speculation.drafter import Drafter, known_drafters, make_drafter
 from forerun.speculation.speculator import Speculator
 from forerun.text.chat import ChatTemplate
-from forerun.text.detokenizer import OutputText
+from forerun.text.detokenizer import LiveText
 from forerun.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -252,7 +252,7 @@ class LLM:
             params=params,
             eos_ids=self.tokenizer.eos_ids,
             salt=salt,
-            make_stop_matcher=lambda: _LiveText(self.tokenizer, params.stop),
+            make_stop_matcher=lambda: LiveText(self.tokenizer, params.stop, continues=isinstance(prompt, str)),
         )
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
@@ -260,33 +260,14 @@ class LLM:
             self.engine.abort(sequence)
 
 
-class _LiveText:
-    """The text of a running sequence, token by token; the engine's stop matcher, so text is made in one place."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: Seq[str]) -> None:
-        self._output = OutputText(tokenizer, stop)
-        self.pieces: list[str] = []
-
-    def push(self, token: int, may_stop: bool) -> bool:
-        self.pieces.append(self._output.push(token, may_stop))
-        return self._output.stopped
-
-    def finish(self) -> str:
-        """The whole text; what was held back becomes part of the last piece."""
-        rest = self._output.finish()
-        if rest:
-            self.pieces.append(rest)
-        return "".join(self.pieces)
-
-
-def _live_text(sequence: Sequence) -> _LiveText:
+def _live_text(sequence: Sequence) -> LiveText:
     matcher = sequence.stop_matcher
-    if not isinstance(matcher, _LiveText):
+    if not isinstance(matcher, LiveText):
         raise TypeError("the sequence was not made by LLM")
     return matcher
 
 
-def _drafted(sequence: Sequence, text: _LiveText) -> list[bool]:
+def _drafted(sequence: Sequence, text: LiveText) -> list[bool]:
     """Per piece: did its token come from a draft? Text held back at the end belongs to no token."""
     return sequence.from_draft + [False] * (len(text.pieces) - len(sequence.from_draft))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.sequence import StopMatcher
-from forerun.text.detokenizer import OutputText, StopStrings
+from forerun.text.detokenizer import LiveText, OutputText
 from forerun.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level, sentencepiece
 
@@ -64,9 +64,9 @@ def test_the_division_into_tokens_does_not_matter(text: str, stop: list[str]) ->
 
 @given(text=letters, stop=stops)
 def test_the_matcher_of_commit_stops_at_the_token_that_completes_a_stop_string(text: str, stop: list[str]) -> None:
-    matcher: StopMatcher = StopStrings(BYTES, stop)
+    matcher: StopMatcher = LiveText(BYTES, stop)
     ids = BYTES.encode(text)
-    stopped = next((n for n, i in enumerate(ids, 1) if matcher.push(i)), None)
+    stopped = next((n for n, i in enumerate(ids, 1) if matcher.push(i, True)), None)
     first = next((n for n in range(1, len(ids) + 1) if any(s in safe(ids[:n]) for s in stop)), None)
     assert stopped == first
 
@@ -139,3 +139,23 @@ def test_time_per_token_does_not_grow_with_the_output() -> None:
     seconds(10_000)
     late = min(seconds(300) for _ in range(3))
     assert late < 10 * early  # quadratic work would make it several hundred times slower
+
+
+def test_a_stop_string_is_ordinary_text_while_it_may_not_stop() -> None:
+    live = LiveText(BYTES, ["stop"])
+    ids = single("a stop b stop c")
+    stopped = [live.push(token, number >= 8) for number, token in enumerate(ids)]
+    assert stopped.index(True) == len("a stop b stop") - 1
+    assert live.finish() == live.finish() == "a stop b "
+    assert live.pieces[:8] == list("a stop b")
+
+
+def test_a_continuation_keeps_the_space_before_its_first_word() -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    texts = []
+    for continues in (False, True):
+        live = LiveText(tokenizer, continues=continues)
+        for token in tokenizer.encode("word"):
+            live.push(token, True)
+        texts.append(live.finish())
+    assert texts == ["word", " word"]

@@ -1,7 +1,8 @@
-"""OutputText and StopStrings: tokens to text as they come, ended by stop strings.
+"""OutputText and LiveText: tokens to text as they come, ended by stop strings.
 
-OutputText gives a stream the text that can no longer change; StopStrings tells `scheduler.commit`, token by token, that
-a stop string is complete. Both read the same characters through the same matcher, so they always agree.
+OutputText gives a stream the text that can no longer change. LiveText is the one of a running sequence: it tells
+`scheduler.commit`, token by token, that a stop string is complete, and keeps the text for whoever reads it, so that both
+can only agree.
 
 Laws, for any tokens:
     the pushes and the finish of an OutputText, joined, are tokenizer.decode(tokens) cut before the first stop string;
@@ -20,10 +21,10 @@ from forerun.text.tokenizer import Tokenizer
 class _Characters:
     """Bytes of tokens to whole characters: holds back an incomplete one, takes the first leading space away."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, continues: bool) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip = tokenizer.strips_leading_space
+        self._strip = tokenizer.strips_leading_space and not continues
 
     def push(self, token: int) -> str:
         return self._first(self._decoder.decode(self._tokenizer.token_bytes(token)))
@@ -108,16 +109,24 @@ class _StopMatcher:
 
 
 class OutputText:
-    """The text of one output, streamed. Control tokens add nothing."""
+    """The text of one output, streamed. Control tokens add nothing.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
-        self._characters = _Characters(tokenizer)
+    `continues` keeps the space before a first word (SentencePiece), which a continuation of text needs and an answer does
+    not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
+        self._characters = _Characters(tokenizer, continues)
         self._matcher = _StopMatcher(stop)
         self._pieces: list[str] = []
 
-    def push(self, token: int) -> str:
-        """Take one more token; give the text that is now final ("" when nothing new is, or after a stop string)."""
-        return self._emit(self._matcher.push(self._characters.push(token)))
+    def push(self, token: int, may_stop: bool = True) -> str:
+        """Take one more token; give the text that is now final ("" when nothing new is, or after a stop string).
+
+        Text taken while `may_stop` is False (min_tokens) is no part of a stop string; it is never False after True.
+        """
+        characters = self._characters.push(token)
+        return self._emit(self._matcher.push(characters) if may_stop else characters)
 
     def finish(self) -> str:
         """End the output; give what was held back, a broken last character as U+FFFD."""
@@ -141,14 +150,23 @@ class OutputText:
         return text
 
 
-class StopStrings:
-    """The `sequence.StopMatcher` of one sequence."""
+class LiveText:
+    """The text of a running sequence by token, and its `sequence.StopMatcher`.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-        self._characters = _Characters(tokenizer)
-        self._matcher = _StopMatcher(stop)
+    pieces  the text that each token made final; after `finish` one more, if text was held back
+    """
 
-    def push(self, token: int) -> bool:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
+        self._output = OutputText(tokenizer, stop, continues=continues)
+        self.pieces: list[str] = []
+
+    def push(self, token: int, may_stop: bool) -> bool:
         """Take one more output token; True when a stop string is complete."""
-        self._matcher.push(self._characters.push(token))
-        return self._matcher.stopped
+        self.pieces.append(self._output.push(token, may_stop))
+        return self._output.stopped
+
+    def finish(self) -> str:
+        """The whole text; may be asked again."""
+        if rest := self._output.finish():
+            self.pieces.append(rest)
+        return "".join(self.pieces)
