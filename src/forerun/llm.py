@@ -133,7 +133,7 @@ class LLM:
 
         Raises RequestError when a prompt or an option cannot be honoured; then nothing was generated.
         """
-        many = [prompts] if _is_one_prompt(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
+        many = [prompts] if _is_one_prompt(prompts) else list(prompts)
         requests = [self._request(index, prompt, params, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
         added: list[list[Sequence]] = []
         try:

@@ -1,8 +1,8 @@
 """OutputText and LiveText: tokens to text as they come, ended by stop strings.
 
 OutputText gives a stream the text that can no longer change. LiveText is the one of a running sequence: it tells
-`scheduler.commit`, token by token, that a stop string is complete, and keeps the text for whoever reads it, so that both
-can only agree.
+`scheduler.commit`, token by token, that a stop string is complete, and keeps the text for whoever reads it, so that
+both can only agree.
 
 Laws, for any tokens:
     the pushes and the finish of an OutputText, joined, are tokenizer.decode(tokens) cut before the first stop string;
@@ -111,8 +111,8 @@ class _StopMatcher:
 class OutputText:
     """The text of one output, streamed. Control tokens add nothing.
 
-    `continues` keeps the space before a first word (SentencePiece), which a continuation of text needs and an answer does
-    not.
+    `continues` keeps the space before a first word (SentencePiece), which a continuation of text needs and an answer
+    does not.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
