@@ -26,7 +26,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kLn2 = 0.6931471805599453;
 constexpr int kLanes = 16;
 constexpr int kBlock = 64;        // values tested together before any is looked at alone
-constexpr int kNoiseBlock = 512;  // tokens whose noise is computed together
+constexpr int kNoiseBlock = 256;  // tokens whose noise is computed together
 
 // ---- noise: Philox4x32-10, counter (position, token >> 1, 0, 0) ----
 
@@ -83,36 +83,42 @@ inline float gumbel_bound(uint32_t upper) {
 
 // ---- passes over a row ----
 
-// The maximum, or NaN when the row holds NaN, +inf, or nothing above -inf.
+// The maximum, or NaN when the row holds NaN, +inf, or nothing above -inf. Vectors of 16 bytes, which every machine
+// has, are written out: compilers keep the lanes of a plain loop in memory.
 template <class T>
-inline T max_if_finite(const T* z, int n) {
+inline T max_of(const T* z, int n) {
     constexpr T inf = std::numeric_limits<T>::infinity();
-    T best[kLanes];
-    int bad[kLanes] = {};
-    std::fill(best, best + kLanes, -inf);
+    constexpr int kWidth = 16 / sizeof(T), kChains = 4;  // chains: a comparison need not wait for the one before
+    typedef T Values __attribute__((vector_size(16)));
+    using Bits = decltype(Values{} < Values{});
+    Values best[kChains];
+    Bits good[kChains];
+    for (int chain = 0; chain < kChains; ++chain) {
+        best[chain] = Values{} - inf;
+        good[chain] = ~Bits{};
+    }
     int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (int j = 0; j < kLanes; ++j) {
-            best[j] = z[i + j] > best[j] ? z[i + j] : best[j];
-            bad[j] |= !(z[i + j] < inf);
+    for (; i + kChains * kWidth <= n; i += kChains * kWidth) {
+        for (int chain = 0; chain < kChains; ++chain) {
+            Values values;
+            std::memcpy(&values, z + i + chain * kWidth, sizeof values);
+            best[chain] = values > best[chain] ? values : best[chain];
+            good[chain] &= values < inf;
         }
     }
+    T largest = -inf;
+    bool is_good = true;
     for (; i < n; ++i) {
-        best[0] = z[i] > best[0] ? z[i] : best[0];
-        bad[0] |= !(z[i] < inf);
+        largest = z[i] > largest ? z[i] : largest;
+        is_good &= z[i] < inf;
     }
-    for (int j = 1; j < kLanes; ++j) {
-        best[0] = std::max(best[0], best[j]);
-        bad[0] |= bad[j];
+    for (int chain = 0; chain < kChains; ++chain) {
+        for (int j = 0; j < kWidth; ++j) {
+            largest = std::max(largest, best[chain][j]);
+            is_good &= good[chain][j] != 0;
+        }
     }
-    return bad[0] || best[0] == -inf ? std::numeric_limits<T>::quiet_NaN() : best[0];
-}
-
-FORERUN_CLONES float max_of(const float* z, int n) {
-    return max_if_finite(z, n);
-}
-FORERUN_CLONES double max_of(const double* z, int n) {
-    return max_if_finite(z, n);
+    return is_good && largest > -inf ? largest : std::numeric_limits<T>::quiet_NaN();
 }
 
 template <class T>

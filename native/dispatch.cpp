@@ -1,0 +1,57 @@
+#include "dispatch.h"
+
+#include <stdexcept>
+
+#include "cpu_features.h"
+
+namespace forerun {
+
+namespace {
+
+struct Entry {
+    const KernelTable* table;
+    std::vector<std::string> needs;
+};
+
+const std::vector<Entry>& entries() {
+    static const std::vector<Entry> all = {
+#ifdef FORERUN_AMX_BF16
+        {&amx_bf16_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}},
+#endif
+        {&portable_table, {}},
+    };
+    return all;
+}
+
+const Entry& find(const std::string& name) {
+    for (const Entry& entry : entries()) {
+        if (entry.table->name == name) return entry;
+    }
+    throw std::invalid_argument("no kernel table named '" + name + "'");
+}
+
+}  // namespace
+
+std::vector<std::string> all_tables() {
+    std::vector<std::string> names;
+    for (const Entry& entry : entries())
+        names.emplace_back(entry.table->name);
+    return names;
+}
+
+std::vector<std::string> missing_features(const std::string& table) {
+    std::vector<std::string> missing;
+    for (const std::string& need : find(table).needs) {
+        if (!has_feature(need)) missing.push_back(need);
+    }
+    return missing;
+}
+
+const KernelTable& find_table(const std::string& name) {
+    const Entry& entry = find(name);
+    const auto missing = missing_features(name);
+    if (!missing.empty()) throw std::invalid_argument("kernel table '" + name + "' needs " + missing.front());
+    return *entry.table;
+}
+
+}  // namespace forerun

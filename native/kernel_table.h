@@ -1,0 +1,143 @@
+// KernelTable: the kernels of one instruction set, as function pointers. Chosen once, when a program is made.
+//
+// Every kernel computes a range of an operation (rows, panels, a task) on one thread and keeps the law of row
+// invariance: a row's result depends on that row's inputs alone, bit for bit, whatever range, thread or neighbours it
+// comes with.
+//
+// Conventions. Strides (`ld...`) count elements between rows. R rows, E or `width` columns, G key/value heads, D head
+// size, S block size. float32 unless the type is uint16_t, which is bfloat16.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "inline.h"
+
+namespace forerun {
+
+constexpr int kLanes = 16;      // floats in a vector, columns in a panel, rows in a tile
+constexpr int kTileDepth = 32;  // inputs in a tile
+constexpr int kTileElements = kLanes * kTileDepth;
+
+// Attention adds up keys in chunks of 64 logical positions, inside spans of 512 that start empty and are merged in
+// order.
+constexpr int kChunk = 64;
+constexpr int kSpan = 512;
+constexpr int kGroupsPerChunk = kChunk / kLanes;
+constexpr int kMaxTaskQueries = 32;  // (row, head) pairs of one attention task
+
+// out[r, n] = sum over k of x[r, k] * w[n, k], then + bias[n]. w as in packed_matrix.h.
+struct LinearArgs {
+    const uint16_t* x;  // [R, ldx], zero from K up to k_tiles * kTileDepth
+    size_t ldx;
+    int rows;
+    const uint16_t* panels;
+    int k_tiles;
+    int columns;        // N
+    const float* bias;  // [N] or null
+    float* out;         // [R, ldo]
+    size_t ldo;
+};
+
+// Keys and values of one layer, as in kv_store.h.
+struct KvLayer {
+    char* base;
+    size_t block_bytes;  // of this layer's K and V in one block; V starts in the middle
+    int block_size;      // S, a multiple of kLanes
+    int num_heads;       // G
+    int head_dim;        // D
+};
+
+struct WriteKvArgs {
+    KvLayer layer;
+    const float* k;  // [R, ldk], G heads of D
+    size_t ldk;
+    const float* v;
+    size_t ldv;
+    const int32_t* slots;  // [R]
+};
+
+// One sequence's rows in an attention call; see batch.py for the meaning of the fields.
+struct AttentionSequence {
+    int first_row;
+    int num_rows;
+    int tree_root;  // row, -1 when all rows are causal
+    const int32_t* block_table;
+};
+
+struct AttentionArgs {
+    KvLayer layer;
+    const float* q;  // [R, ldq], H heads of D
+    size_t ldq;
+    float* out;  // [R, ldo]
+    size_t ldo;
+    int heads_per_group;  // H / G
+    float scale;
+    const int32_t* positions;   // [R]
+    const int32_t* slots;       // [R]
+    const uint64_t* ancestors;  // [R]
+};
+
+// Queries are the (row, head of the group) pairs of one sequence and key/value head, numbered row-major.
+struct AttentionTask {
+    AttentionSequence sequence;
+    int kv_head;
+    int query_begin, query_end;
+    int span_begin, span_end;
+    float* partial;  // null: merge the spans and write `out`; else store the states here, [span][query][2 + D padded]
+};
+
+struct KernelTable {
+    const char* name;
+
+    // x[r, 0..width) to bfloat16, zeros up to ldo.
+    void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
+    void (*linear)(const LinearArgs& args, int panel_begin, int panel_end);
+    // out[r] = row tokens[r] of a packed [V, E] matrix.
+    void (*embed)(const uint16_t* panels, int k_tiles, const int32_t* tokens, int rows, int width, float* out,
+                  size_t ldo);
+    void (*rms_norm)(const float* x, size_t ldx, int rows, int width, const float* weight, float eps, float* out,
+                     size_t ldo);
+    // In place; cosine and sine are [P, rotary_dim / 2].
+    void (*rope)(float* x, size_t ldx, int rows, int num_heads, int head_dim, int rotary_dim, const float* cosine,
+                 const float* sine, const int32_t* positions);
+    void (*silu_mul)(const float* gate, size_t ldg, const float* up, size_t ldu, int rows, int width, float* out,
+                     size_t ldo);
+    void (*add)(const float* x, size_t ldx, const float* y, size_t ldy, int rows, int width, float* out, size_t ldo);
+    void (*write_kv_bf16)(const WriteKvArgs& args, int row_begin, int row_end);
+    void (*write_kv_fp32)(const WriteKvArgs& args, int row_begin, int row_end);
+    // `scratch` holds attention_scratch_floats(D) floats, 64-byte aligned, private to the thread.
+    void (*attention_bf16)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+    void (*attention_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+    // Merges the states that tasks left in `partial` (all spans from 0) and writes `out`.
+    void (*attention_merge)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+};
+
+constexpr int padded(int width) {
+    return (width + kLanes - 1) / kLanes * kLanes;
+}
+
+// Floats of one query's state (m, l, o), padded so that o is aligned.
+constexpr size_t attention_state_floats(int head_dim) {
+    return static_cast<size_t>(kLanes + padded(head_dim));
+}
+
+constexpr size_t attention_scratch_floats(int head_dim) {
+    // span and total states, probabilities of four queries, and one assembled chunk of K and of V
+    return 2 * kMaxTaskQueries * attention_state_floats(head_dim) + 4 * kChunk +
+           2 * static_cast<size_t>(kChunk) * static_cast<size_t>(padded(head_dim));
+}
+
+// Number of keys that a row sees.
+FORERUN_INLINE int visible_keys(const AttentionArgs& args, const AttentionSequence& sequence, int row) {
+    const uint64_t ancestors = args.ancestors[row];
+    if (ancestors == 0) return args.positions[row] + 1;
+    return args.positions[sequence.tree_root] + __builtin_popcountll(ancestors);
+}
+
+extern const KernelTable portable_table;
+#ifdef FORERUN_AMX_BF16
+extern const KernelTable amx_bf16_table;
+#endif
+
+}  // namespace forerun

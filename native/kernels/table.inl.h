@@ -1,0 +1,19 @@
+// The table of the kernels included above it.
+
+static constexpr KernelTable make_table(const char* name) {
+    return KernelTable{
+        .name = name,
+        .round_rows = round_rows,
+        .linear = linear,
+        .embed = embed,
+        .rms_norm = rms_norm,
+        .rope = rope,
+        .silu_mul = silu_mul,
+        .add = add,
+        .write_kv_bf16 = write_kv<uint16_t>,
+        .write_kv_fp32 = write_kv<float>,
+        .attention_bf16 = attention<uint16_t>,
+        .attention_fp32 = attention<float>,
+        .attention_merge = attention_merge,
+    };
+}

@@ -1,0 +1,107 @@
+#include "kv_store.h"
+
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace forerun {
+
+namespace {
+
+size_t bytes_per_element(const std::string& codec) {
+    if (codec == "bf16") return 2;
+    if (codec == "fp32") return 4;
+    throw std::invalid_argument("KV codec must be bf16 or fp32, got '" + codec + "'");
+}
+
+size_t layer_block_bytes(const KvGeometry& layer, int block_size, size_t element_bytes) {
+    return 2 * static_cast<size_t>(layer.num_heads) * layer.head_dim * block_size * element_bytes;
+}
+
+size_t total_bytes(int num_blocks, int block_size, size_t element_bytes, const std::vector<KvGeometry>& layers) {
+    if (num_blocks < 1 || block_size < kLanes || block_size % kLanes != 0) {
+        throw std::invalid_argument("KV blocks must be at least 1, of a multiple of 16 slots");
+    }
+    if (static_cast<int64_t>(num_blocks) * block_size > std::numeric_limits<int>::max()) {
+        throw std::invalid_argument("KV slots must fit 31 bits");
+    }
+    size_t bytes = 0;
+    for (const KvGeometry& layer : layers) {
+        if (layer.num_heads < 1 || layer.head_dim < 1) throw std::invalid_argument("KV heads must not be empty");
+        bytes += layer_block_bytes(layer, block_size, element_bytes) * static_cast<size_t>(num_blocks);
+    }
+    return bytes;
+}
+
+}  // namespace
+
+KvStore::KvStore(int num_blocks, int block_size, const std::string& codec, std::vector<KvGeometry> layers)
+    : num_blocks_(num_blocks),
+      block_size_(block_size),
+      element_bytes_(bytes_per_element(codec)),
+      buffer_(total_bytes(num_blocks, block_size, element_bytes_, layers)) {
+    char* base = buffer_.data();
+    for (const KvGeometry& layer : layers) {
+        const size_t block_bytes = layer_block_bytes(layer, block_size, element_bytes_);
+        layers_.push_back(KvLayer{base, block_bytes, block_size, layer.num_heads, layer.head_dim});
+        base += block_bytes * static_cast<size_t>(num_blocks);
+    }
+}
+
+void KvStore::check_block(int block) const {
+    if (block < 0 || block >= num_blocks_) {
+        throw std::out_of_range("KV block " + std::to_string(block) + " of " + std::to_string(num_blocks_));
+    }
+}
+
+void KvStore::copy_blocks(const std::vector<std::pair<int, int>>& source_target) {
+    for (const auto& [source, target] : source_target) {
+        check_block(source);
+        check_block(target);
+    }
+    for (const auto& [source, target] : source_target) {
+        if (source == target) continue;
+        for (const KvLayer& layer : layers_)
+            std::memcpy(block(layer, target), block(layer, source), layer.block_bytes);
+    }
+}
+
+void KvStore::clear_blocks(const std::vector<int>& blocks) {
+    for (const int index : blocks)
+        check_block(index);
+    for (const int index : blocks) {
+        for (const KvLayer& layer : layers_)
+            std::memset(block(layer, index), 0, layer.block_bytes);
+    }
+}
+
+void KvStore::move_slots(const std::vector<std::pair<int, int>>& source_target) {
+    for (const auto& [source, target] : source_target) {
+        if (source < 0 || target < 0 || source >= num_slots() || target >= num_slots()) {
+            throw std::out_of_range("KV slot move from " + std::to_string(source) + " to " + std::to_string(target) +
+                                    " of " + std::to_string(num_slots()));
+        }
+    }
+    const size_t size = element_bytes_;
+    for (const auto& [source, target] : source_target) {
+        if (source == target) continue;
+        for (const KvLayer& layer : layers_) {
+            const char* from = block(layer, source / block_size_);
+            char* to = block(layer, target / block_size_);
+            const size_t from_slot = static_cast<size_t>(source % block_size_), to_slot = target % block_size_;
+            const size_t key_rows = static_cast<size_t>(layer.num_heads) * layer.head_dim;
+            for (size_t row = 0; row < key_rows; ++row) {
+                std::memcpy(to + (row * block_size_ + to_slot) * size, from + (row * block_size_ + from_slot) * size,
+                            size);
+            }
+            const size_t half = layer.block_bytes / 2, value_bytes = layer.head_dim * size;
+            for (int head = 0; head < layer.num_heads; ++head) {
+                const size_t first = static_cast<size_t>(head) * block_size_;
+                std::memcpy(to + half + (first + to_slot) * value_bytes,
+                            from + half + (first + from_slot) * value_bytes, value_bytes);
+            }
+        }
+    }
+}
+
+}  // namespace forerun

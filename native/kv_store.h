@@ -1,0 +1,53 @@
+// KvStore: keys and values of every layer, paged. One allocation, made once.
+//
+//   layer 0: block 0 [K | V], block 1 [K | V], ...   layer 1: block 0 ...
+//   K of a block  [G, D, S]   positions are the lanes of a vector, so scores need no horizontal sums
+//   V of a block  [G, S, D]
+//
+// Slot s is position s % S of block s / S. Codecs: "bf16", "fp32". Moves and copies copy bytes and never re-encode.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernel_table.h"
+#include "memory.h"
+
+namespace forerun {
+
+struct KvGeometry {
+    int num_heads;  // G
+    int head_dim;   // D
+};
+
+class KvStore {
+  public:
+    // Throws std::invalid_argument on an unknown codec, sizes below 1 or a block size that is no multiple of 16.
+    KvStore(int num_blocks, int block_size, const std::string& codec, std::vector<KvGeometry> layers);
+
+    int num_blocks() const { return num_blocks_; }
+    int block_size() const { return block_size_; }
+    int64_t num_slots() const { return static_cast<int64_t>(num_blocks_) * block_size_; }
+    int num_layers() const { return static_cast<int>(layers_.size()); }
+    bool is_fp32() const { return element_bytes_ == 4; }
+    size_t bytes() const { return buffer_.bytes(); }
+    const KvLayer& layer(int index) const { return layers_[static_cast<size_t>(index)]; }
+
+    // In order; all layers. Throw std::out_of_range, before anything is changed, when a block or slot does not exist.
+    void copy_blocks(const std::vector<std::pair<int, int>>& source_target);
+    void move_slots(const std::vector<std::pair<int, int>>& source_target);
+    void clear_blocks(const std::vector<int>& blocks);
+
+  private:
+    void check_block(int block) const;
+    char* block(const KvLayer& layer, int index) const { return layer.base + index * layer.block_bytes; }
+
+    int num_blocks_, block_size_;
+    size_t element_bytes_;
+    HugeBuffer buffer_;
+    std::vector<KvLayer> layers_;
+};
+
+}  // namespace forerun

@@ -1,0 +1,86 @@
+// Program::run's checks: no index of a batch may leave the array it points into. They cost a few microseconds and are
+// what makes a bug in the scheduler an exception instead of silent corruption.
+#include <stdexcept>
+#include <string>
+
+#include "program.h"
+
+namespace forerun {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& message) {
+    throw std::invalid_argument("bad batch: " + message);
+}
+
+void in_range(int64_t value, int64_t begin, int64_t end, const char* what) {
+    if (value < begin || value >= end) {
+        fail(std::string(what) + " " + std::to_string(value) + " is not in " + std::to_string(begin) + " to " +
+             std::to_string(end - 1));
+    }
+}
+
+}  // namespace
+
+void Program::check_store(const KvStore& store) const {
+    for (const Op& op : ops_) {
+        if (op.kind != Kind::kWriteKv && op.kind != Kind::kAttention) continue;
+        in_range(op.layer, 0, store.num_layers(), "layer");
+        const KvLayer& layer = store.layer(op.layer);
+        const int heads = op.kind == Kind::kWriteKv ? op.num_kv_heads : op.num_heads;
+        if (layer.num_heads != op.num_kv_heads || layer.head_dim * heads != op.a.width) {
+            fail("the KV store of layer " + std::to_string(op.layer) + " has another shape than the model");
+        }
+    }
+}
+
+void Program::check_batch(const BatchArrays& batch, const KvStore& store) const {
+    in_range(batch.num_rows, 0, static_cast<int64_t>(max_rows_) + 1, "number of rows");
+    in_range(batch.num_outputs, 0, static_cast<int64_t>(max_outputs_) + 1, "number of output rows");
+    for (int row = 0; row < batch.num_rows; ++row) {
+        in_range(batch.tokens[row], 0, vocab_, "token id");
+        in_range(batch.positions[row], 0, max_positions_, "position");
+        in_range(batch.slots[row], 0, store.num_slots(), "slot");
+    }
+    for (int i = 0; i < batch.num_outputs; ++i)
+        in_range(batch.output_rows[i], 0, batch.num_rows, "output row");
+    in_range(batch.query_start[0], 0, 1, "first query_start");
+    in_range(batch.query_start[batch.num_sequences], batch.num_rows, static_cast<int64_t>(batch.num_rows) + 1,
+             "last query_start");
+    for (int s = 0; s < batch.num_sequences; ++s) {
+        in_range(batch.query_start[s + 1], batch.query_start[s], static_cast<int64_t>(batch.num_rows) + 1,
+                 "query_start");
+    }
+    for (int s = 0; s < batch.num_sequences; ++s)
+        check_sequence(batch, store, s);
+}
+
+void Program::check_sequence(const BatchArrays& batch, const KvStore& store, int sequence) const {
+    const int begin = batch.query_start[sequence], end = batch.query_start[sequence + 1];
+    const int root = batch.tree_root[sequence];
+    if (root != -1) in_range(root, begin, end, "tree root");
+    int keys = 0;  // that are read through the block table
+    for (int row = begin; row < end; ++row) {
+        const uint64_t ancestors = batch.ancestors[row];
+        if (ancestors == 0) {
+            keys = batch.positions[row] + 1 > keys ? batch.positions[row] + 1 : keys;
+            continue;
+        }
+        if (root < 0 || row < root || row - root > 63) fail("a row with ancestors must belong to its sequence's tree");
+        const uint64_t self = uint64_t{1} << (row - root);
+        if (!(ancestors & 1) || !(ancestors & self) || (ancestors & ~(self | (self - 1)))) {
+            fail("a tree row's ancestors must be rows from the root to itself");
+        }
+        in_range(batch.positions[row], batch.positions[root] + __builtin_popcountll(ancestors) - 1,
+                 batch.positions[root] + int64_t{__builtin_popcountll(ancestors)}, "position of a tree row");
+        keys = batch.positions[root] + 1 > keys ? batch.positions[root] + 1 : keys;
+    }
+    const int blocks = (keys + store.block_size() - 1) / store.block_size();
+    in_range(blocks, 0, static_cast<int64_t>(batch.table_width) + 1, "blocks needed");
+    for (int i = 0; i < blocks; ++i) {
+        in_range(batch.block_table[static_cast<size_t>(sequence) * batch.table_width + i], 0, store.num_blocks(),
+                 "block");
+    }
+}
+
+}  // namespace forerun
