@@ -1,4 +1,4 @@
-"""`forerun info`: facts of the machine, also inside a control group and without a built native module."""
+"""`forerun info`: facts of the machine, also without a built native module."""
 
 import json
 import sys
@@ -17,6 +17,8 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for the CPU backend, so that the test needs no build."""
     module = types.ModuleType("forerun.backends.cpu")
     module.cpu_info = lambda: {"model": "Test CPU", "tables": ["portable", "amx"], "table": "amx"}  # type: ignore[attr-defined]
+    backend = types.SimpleNamespace(numerics_id="amx/k1", allocate_kv=lambda layout: None)
+    module.CpuBackend = lambda threads: backend  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "forerun.backends.cpu", module)
 
 
@@ -28,6 +30,7 @@ def test_json_is_one_document(cli: Cli, native: None, tmp_path: Path, monkeypatc
     assert document["versions"]["forerun"] == __version__
     assert document["versions"]["numpy"]
     assert document["cpu"]["table"] == "amx"
+    assert document["cpu"]["numerics_id"] == "amx/k1"
     assert document["cpu"]["forced_isa"] == "portable"
     assert document["folders"]["cache"] == str(tmp_path / "cache")
     assert 0 < document["memory"]["available_bytes"] <= document["memory"]["total_bytes"]
@@ -47,30 +50,22 @@ def test_a_source_tree_without_a_build_says_so(cli: Cli, monkeypatch: pytest.Mon
     assert "install the package to build it" in ran.out
 
 
-def test_the_tightest_control_group_limits_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outer group 8 GiB, own group 1 GiB of which 300 MiB are in use, 100 MiB of them reclaimable."""
-    mebibyte = 1 << 20
-    own = tmp_path / "outer" / "own"
-    own.mkdir(parents=True)
-    (tmp_path / "outer" / "memory.max").write_text(f"{8192 * mebibyte}\n")
-    (tmp_path / "outer" / "memory.current").write_text("0\n")
-    (own / "memory.max").write_text(f"{1024 * mebibyte}\n")
-    (own / "memory.current").write_text(f"{300 * mebibyte}\n")
-    (own / "memory.stat").write_text(f"anon 5\ninactive_file {100 * mebibyte}\n")
-    (tmp_path / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {4096 * 1024} kB\n")
-    monkeypatch.setattr(info, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(info, "_cgroups", lambda: [own, tmp_path / "outer"])
-    found = info.memory()
-    assert found["limit_bytes"] == 1024 * mebibyte
-    assert found["available_bytes"] == 824 * mebibyte
-    (own / "memory.max").write_text("max\n")
-    (tmp_path / "outer" / "memory.max").write_text("max\n")
-    assert info.memory()["limit_bytes"] is None
-    assert info.memory()["available_bytes"] == 4096 * mebibyte
-
-
 def test_the_chosen_huge_page_setting(tmp_path: Path) -> None:
     setting = tmp_path / "enabled"
     setting.write_text("always [madvise] never\n")
     assert info._chosen(setting) == "madvise"
     assert info._chosen(tmp_path / "absent") is None
+
+
+def test_the_real_backend_answers(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = pytest.importorskip("forerun.backends.cpu")
+    monkeypatch.delenv("FORERUN_ISA", raising=False)
+    found = json.loads(cli("info", "--json").out)["cpu"]
+    assert found["table"] == cpu.choose_table()
+    assert found["table"] in found["tables"]
+    assert found["numerics_id"].startswith(found["table"])
+    assert found["numerics_id"].endswith("kv-bf16")
+    monkeypatch.setenv("FORERUN_ISA", "abacus")
+    ran = cli("info", "--json")
+    assert (ran.code, ran.out) == (2, "")
+    assert "FORERUN_ISA=abacus" in ran.err

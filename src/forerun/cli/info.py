@@ -11,9 +11,7 @@ import typer
 
 from forerun.cli.console import print_json, stdout
 
-_CGROUP = Path("/sys/fs/cgroup")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_MEMINFO = Path("/proc/meminfo")
 _LIBRARIES = ("numpy", "tokenizers", "gguf", "safetensors", "huggingface_hub", "jinja2")
 
 
@@ -44,20 +42,31 @@ def info(json: Annotated[bool, typer.Option("--json", help="Print one JSON docum
 def gather() -> dict[str, dict[str, Any]]:
     """All facts, as groups of JSON values. Unknown ones are None; sizes are bytes."""
     from forerun import __version__
+    from forerun.cache.layout import KvLayout, KvStack
+    from forerun.config import CacheConfig
+    from forerun.machine import available_memory, total_memory
     from forerun.models.aliases import DEFAULT_MODEL, cache_folder, config_folder
 
     try:
-        from forerun.backends.cpu import cpu_info
+        from forerun.backends.cpu import CpuBackend, cpu_info
     except ImportError as error:  # a source tree that was not built
         cpu: dict[str, Any] = {"native_module": f"missing ({error}): install the package to build it"}
     else:
-        cpu = dict(cpu_info())
+        # Also the check that FORERUN_ISA names a table of this machine: an error here as everywhere.
+        backend = CpuBackend(threads=1)
+        # The id names the KV codec too: allocate the smallest store with the default one.
+        backend.allocate_kv(KvLayout(1, 16, CacheConfig(1).codec, (KvStack("target", 1, 1, 64),)))
+        cpu = {"numerics_id": backend.numerics_id, **cpu_info()}
     versions: dict[str, str | None] = {"forerun": __version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in _LIBRARIES}
     return {
         "versions": versions | {"system": f"{platform.system()} {platform.release()} {platform.machine()}"},
         "cpu": cpu | {"forced_isa": os.environ.get("FORERUN_ISA") or None},
-        "memory": memory() | {"huge_pages": _chosen(_HUGE_PAGES)},
+        "memory": {
+            "total_bytes": total_memory(),  # within the control group's limit
+            "available_bytes": available_memory(),
+            "huge_pages": _chosen(_HUGE_PAGES),
+        },
         "folders": {"cache": str(cache_folder()), "config": str(config_folder()), "python": sys.executable},
         "models": {"default": DEFAULT_MODEL},
     }
@@ -70,58 +79,10 @@ def _version(name: str) -> str | None:
         return None
 
 
-def memory() -> dict[str, int | None]:
-    """Bytes of memory of the machine, of the control group that limits this process, and available now."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    available = next(
-        (int(line.split()[1]) * 1024 for line in _lines(_MEMINFO) if line.startswith("MemAvailable:")), None
-    )
-    limit = None
-    for folder in _cgroups():
-        bound = _number(folder, "memory.max", "memory.limit_in_bytes")
-        if bound is None or bound >= total:
-            continue
-        limit = min(bound, limit or bound)
-        if available is not None:
-            available = min(available, max(0, bound - _unreclaimable(folder)))
-    return {"total_bytes": total, "limit_bytes": limit, "available_bytes": available}
-
-
-def _cgroups() -> list[Path]:
-    """Folders of the control groups whose memory limits hold for this process, from its own to the outermost."""
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, group = line.split(":", 2)
-        if controllers in ("", "memory"):  # version 2, or version 1's memory hierarchy
-            root = _CGROUP / controllers
-            own = root / group.lstrip("/")
-            # Inside a container the path may be the host's: the root is then the container's own group.
-            return [folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir()]
-    return []
-
-
-def _unreclaimable(folder: Path) -> int:
-    """Bytes that a control group uses and cannot give back: all but inactive file pages."""
-    used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
-    stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
-    return used - int(stats.get("total_inactive_file", stats.get("inactive_file", 0)))
-
-
-def _number(folder: Path, *names: str) -> int | None:
-    for name in names:
-        lines = _lines(folder / name)
-        if lines and lines[0].isdigit():
-            return int(lines[0])
-    return None
-
-
 def _chosen(path: Path) -> str | None:
     """The word in brackets of a kernel setting such as "always [madvise] never"."""
-    words = " ".join(_lines(path)).split()
-    return next((word.strip("[]") for word in words if word.startswith("[")), None)
-
-
-def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        words = path.read_text(encoding="utf-8").split()
     except OSError:
-        return []
+        return None
+    return next((word.strip("[]") for word in words if word.startswith("[")), None)
