@@ -82,7 +82,7 @@ def _open_gguf(path: Path) -> ModelFiles:
     return ModelFiles(
         path=path,
         kind="gguf",
-        name=name if isinstance(name, str) and name else path.stem,
+        name=name if isinstance(name, str) and name and name.isprintable() else path.stem,
         spec=reading.spec,
         weights=weights,
         metadata=metadata,
@@ -90,7 +90,7 @@ def _open_gguf(path: Path) -> ModelFiles:
         folder=None,
         size_bytes=file.size_bytes,
         formats=formats,
-        licence=licence if isinstance(licence, str) else None,
+        licence=licence if isinstance(licence, str) and licence.isprintable() else None,
     )
 
 

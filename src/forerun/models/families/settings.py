@@ -110,8 +110,9 @@ class Settings:
         known = self._taken.union(harmless)
         for key, value in self._values.items():
             if key not in known and not (value is None or value is False or value in ("", [], {})):
+                option = _show(self._prefix + key)  # quoted: a damaged file may have line breaks in it
                 raise UnsupportedModel(
-                    f"{self._name(key)} is {_show(value)}, an option that forerun does not know; use another model"
+                    f"{self.where}: the option {option} is {_show(value)}, unknown to forerun; use another model"
                 )
 
 
