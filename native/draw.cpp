@@ -239,7 +239,12 @@ class Drawer {
         uint32_t upper[kNoiseBlock];
         float bounds[kNoiseBlock];
         winner.consider(find(z_.data(), 0, n_, max_), 0.0);  // a high score early rules out most others
-        for (int first = 0; first < n_; first += kNoiseBlock) {
+        // The next block with a token that can still win: no noise is above 36.8.
+        const auto next_block = [&](int i) {
+            i = find(z_.data(), i, n_, max_ + (winner.score - 37.0) * temperature);
+            return i < n_ ? i / kNoiseBlock * kNoiseBlock : n_;
+        };
+        for (int first = next_block(0); first < n_; first = next_block(first + kNoiseBlock)) {
             const int count = std::min(kNoiseBlock, n_ - first);
             const double* z = z_.data() + first;
             upper_noise(winner.key, winner.position, uint32_t(first), upper);
