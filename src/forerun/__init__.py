@@ -1,3 +1,36 @@
-"""forerun: lossless speculative decoding over an exact, paged KV cache."""
+"""forerun: lossless speculative decoding over an exact, paged KV cache.
+
+    from forerun import LLM, SamplingParams
+
+The names below are loaded when first used, so that `forerun --help` needs neither numpy nor the kernels.
+"""
+
+import importlib
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "forerun.llm",
+    "EngineOptions": "forerun.llm",
+    "SamplingParams": "forerun.sequence",
+    "FinishReason": "forerun.sequence",
+    "TokenLogprob": "forerun.sequence",
+    "SpeculationConfig": "forerun.config",
+    "Generation": "forerun.generation",
+    "Choice": "forerun.generation",
+    "StreamChunk": "forerun.generation",
+    "ForerunError": "forerun.errors",
+    "RequestError": "forerun.errors",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,49 +1,67 @@
-"""Facts about this machine that decide sizes: how much memory a process may still take."""
+"""Facts about this machine that decide sizes: how much memory this process may still take."""
 
 from pathlib import Path
 
-_CGROUPS = (  # (limit, usage) of cgroup v2 and v1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+_MEMINFO = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def available_memory() -> int | None:
-    """Bytes that can be taken without swapping, within the cgroup's limit; None where the system does not say."""
-    candidates = [left for left in (_meminfo("MemAvailable"), _cgroup_left()) if left is not None]
-    return min(candidates) if candidates else None
+    """Bytes that can be taken without swapping, within the limits of all control groups; None where unknown."""
+    available = _meminfo("MemAvailable")
+    for limit, used in _limits():
+        left = max(0, limit - used)
+        available = left if available is None else min(available, left)
+    return available
 
 
 def total_memory() -> int | None:
-    """Bytes of memory that this process can see; None where the system does not say."""
-    total, limit = _meminfo("MemTotal"), _cgroup_limit()
-    candidates = [size for size in (total, limit) if size is not None]
-    return min(candidates) if candidates else None
+    """Bytes of memory of this machine or of the control group that limits this process; None where unknown."""
+    sizes = [size for size in (_meminfo("MemTotal"), *(limit for limit, _ in _limits())) if size is not None]
+    return min(sizes, default=None)
 
 
 def _meminfo(field: str) -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
+    return next((int(line.split()[1]) * 1024 for line in _lines(_MEMINFO) if line.startswith(f"{field}:")), None)
 
 
-def _read_number(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < 1 << 60 else None  # "max" and v1's huge number: no limit
+def _limits() -> list[tuple[int, int]]:
+    """(limit, use) in bytes of every control group that limits this process; page cache that can be given back is no
+    use."""
+    found = []
+    for folder in _groups():
+        limit = _number(folder, "memory.max", "memory.limit_in_bytes")
+        if limit is not None and limit < 1 << 60:  # version 1 writes a huge number for "no limit"
+            used = _number(folder, "memory.current", "memory.usage_in_bytes") or 0
+            stats = dict(line.split()[:2] for line in _lines(folder / "memory.stat"))
+            found.append((limit, used - int(stats.get("total_inactive_file", stats.get("inactive_file", 0)))))
+    return found
 
 
-def _cgroup_limit() -> int | None:
-    return next((limit for path, _ in _CGROUPS if (limit := _read_number(path)) is not None), None)
+def _groups() -> list[Path]:
+    """Folders of the control groups of this process's memory, from its own to the outermost."""
+    for line in _lines(_OWN_GROUPS):
+        _, controllers, group = line.split(":", 2)
+        if controllers in ("", "memory"):  # version 2, or version 1's memory hierarchy
+            root = _CGROUP_ROOT / controllers
+            own = root / group.lstrip("/")
+            # Inside a container the path may be the host's: the root is then the container's own group.
+            return [folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir()]
+    return []
 
 
-def _cgroup_left() -> int | None:
-    for limit_path, usage_path in _CGROUPS:
-        limit, usage = _read_number(limit_path), _read_number(usage_path)
-        if limit is not None and usage is not None:
-            return max(0, limit - usage)
+def _number(folder: Path, *names: str) -> int | None:
+    """First whole number among the named files; "max" is none."""
+    for name in names:
+        lines = _lines(folder / name)
+        if lines and lines[0].isdigit():
+            return int(lines[0])
     return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
