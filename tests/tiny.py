@@ -41,6 +41,7 @@ GGUF_PARTS = {
 GGUF_TOP = {"embed": "token_embd.weight", "final_norm": "output_norm.weight", "output": "output.weight"}
 
 
+# size: one optional argument for every number of a spec that a test may want to vary
 def tiny_spec(
     family: str = "llama",
     *,

@@ -221,7 +221,10 @@ def test_memory_and_numerics_id() -> None:
     backend = make_backend(spec, "bf16", num_blocks=10)
     assert backend.memory().weights == sum(4 * int(np.prod(shape)) for shape in spec.weight_shapes().values())
     assert backend.memory().kv == 2 * 4 * spec.num_layers * 10 * BLOCK * 2 * 16
-    assert backend.numerics_id != make_backend(spec, "fp32").numerics_id
+    other_rope = tiny_spec(rope=RopeSpec(theta=500.0, rotary_dim=16))
+    backends = [backend, make_backend(spec, "fp32"), make_backend(other_rope, "bf16")]
+    assert len({backend.numerics_id for backend in backends}) == 3
+    assert make_backend(spec, "bf16").numerics_id == backend.numerics_id
 
 
 def test_unknown_codec_is_refused() -> None:

@@ -1,6 +1,5 @@
 """open_model: what it reports, and what paths that hold no model get."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +80,10 @@ def test_a_tied_checkpoint_may_carry_a_copy_of_its_output_matrix(tmp_path: Path)
         open_model(tmp_path)
 
 
-def test_a_path_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    with pytest.raises((ModelNotFound, ModelFileError)):
-        open_model(tmp_path / ("x" * (os.pathconf("/", "PC_NAME_MAX") + 1)))
+def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(ModelFileError, match=r"cannot read .*: Permission denied; check"):
+        open_model(tmp_path)

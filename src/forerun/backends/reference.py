@@ -7,6 +7,7 @@ has the batch's row count in its shape: a linear layer is one W @ x per row, att
 own keys, and the rest is elementwise or reduces along one row.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -196,7 +197,9 @@ class ReferenceBackend:
     @property
     def numerics_id(self) -> str:
         codec = self._kv.layout.codec if self._kv is not None else "none"
-        return f"reference{NUMERICS_VERSION}-numpy{np.__version__}-w:fp32-a:fp32-kv:{codec}"
+        # A rotation is a function of the spec and the position, so the spec stands for the table whatever its length.
+        rope = hashlib.blake2b(repr(sorted(self._tables, key=repr)).encode(), digest_size=4).hexdigest()
+        return f"reference{NUMERICS_VERSION}-numpy{np.__version__}-w:fp32-a:fp32-rope:{rope}-kv:{codec}"
 
     def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
         """Dequantise every weight to float32. Raises ModelFileError, CapacityError."""

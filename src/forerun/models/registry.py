@@ -52,12 +52,11 @@ def open_model(path: Path) -> ModelFiles:
     Raises ModelNotFound when nothing is there, ModelFileError, UnsupportedModel.
     """
     try:
-        is_folder, exists = path.is_dir(), path.exists()
+        if not path.exists():
+            raise ModelNotFound(f"{path} does not exist; give a .gguf file or a Hugging Face folder")
+        return _open_folder(path) if path.is_dir() else _open_gguf(path)
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}; check its permissions") from error
-    if not exists:
-        raise ModelNotFound(f"{path} does not exist; give a .gguf file or a Hugging Face folder")
-    return _open_folder(path) if is_folder else _open_gguf(path)
 
 
 def _open_gguf(path: Path) -> ModelFiles:

@@ -199,6 +199,7 @@ HUGE = 2**63
         ({"keys": [("k", 9, struct.pack("<IQQ", 8, 1, HUGE))]}, "runs past the end"),
         ({"keys": [("k", 8, struct.pack("<Q", 1) + b"\xff")]}, "not UTF-8"),
         ({"keys": [("k", 77, b"")]}, "unknown type 77"),
+        ({"keys": [("split.count", 8, struct.pack("<Q", 1) + b"x")]}, "split.count is 'x'"),
         ({"keys": [("k", 0, b"1"), ("k", 0, b"2")]}, "'k' stands twice"),
         ({"keys": [("general.alignment", 4, struct.pack("<I", 24))]}, "general.alignment is 24"),
         ({"keys": [("general.alignment", 4, struct.pack("<I", 0))]}, "general.alignment is 0"),

@@ -30,7 +30,7 @@ HARMLESS_CONFIG_KEYS = frozenset(
         "_attn_implementation _attn_implementation_autoset attn_implementation use_cache return_dict "
         "return_dict_in_generate chunk_size_feed_forward pretraining_tp",
         # training
-        "initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop",
+        "max_sequence_length initializer_range attention_dropout hidden_dropout resid_pdrop embd_pdrop",
         # special tokens
         "bos_token_id eos_token_id pad_token_id unk_token_id sep_token_id mask_token_id decoder_start_token_id",
         # defaults of generate()

@@ -286,6 +286,8 @@ class GgufFile:
 def _part_paths(path: Path, metadata: dict[str, Any]) -> list[Path]:
     """Paths of all parts in order. Raises ModelFileError naming the first one that is missing."""
     count = metadata.get("split.count", 1)
+    if type(count) is not int:
+        raise ModelFileError(f"{path} is corrupt: split.count is {count!r:.60}; fetch it again")
     if count in (0, 1):
         return [path]
     match = PART_NAME.fullmatch(path.name)
