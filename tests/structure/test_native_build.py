@@ -20,12 +20,23 @@ NATIVE = dict(source_files(".cpp", ".h"))
 BUILD = (ROOT / "CMakeLists.txt").read_text("utf-8")
 
 
+# Commands that only put a value into a variable, with the place of the variable's name among the arguments.
+VARIABLE_PLACE = {"set": 0, "list": 1, "string": 2}
+
+
 def misplaced_isa_flags(cmake: str) -> list[str]:
-    """CMake commands that give an instruction-set flag to anything but sources under native/isa."""
+    """CMake commands that give an instruction-set flag to anything but sources under native/isa.
+
+    A variable that was given such a flag, directly or through another, counts as the flag itself.
+    """
     problems = []
+    carriers: set[str] = set()  # variables that hold flags
     for name, arguments in COMMAND.findall(COMMENT.sub("", cmake)):
-        flags = ISA_FLAG.findall(arguments)
-        if not flags or name in ("check_cxx_compiler_flag", "check_cxx_source_compiles"):
+        flags = ISA_FLAG.findall(arguments) + [v for v in re.findall(r"\$\{(\w+)\}", arguments) if v in carriers]
+        if not flags or name.startswith("check_cxx_"):
+            continue
+        if name in VARIABLE_PLACE:
+            carriers.add(re.findall(r'"[^"]*"|\S+', arguments)[VARIABLE_PLACE[name]])
             continue
         sources = re.findall(r"\S+\.cpp", arguments)
         if name != "set_source_files_properties" or not sources or not all("native/isa/" in s for s in sources):
@@ -48,6 +59,11 @@ def test_intrinsics_stay_in_their_rooms() -> None:
 
 
 class TestTheChecksThemselves:
+    def test_isa_flags_in_variables(self) -> None:
+        carrier = 'set(fast -mavx2)\nstring(JOIN " " joined ${fast})\n'
+        assert misplaced_isa_flags(carrier + "target_compile_options(_native PRIVATE ${joined})")
+        assert not misplaced_isa_flags(carrier + "set_source_files_properties(native/isa/a.cpp PROPERTIES X ${fast})")
+
     def test_isa_flags(self) -> None:
         assert misplaced_isa_flags("target_compile_options(_native PRIVATE -mavx2)")
         assert misplaced_isa_flags('set_source_files_properties(native/draw.cpp PROPERTIES COMPILE_OPTIONS "-mavx2")')
