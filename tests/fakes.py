@@ -6,6 +6,7 @@ visible slots. So a wrong block, slot, position, mask, copy or move changes the 
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -14,14 +15,17 @@ from functools import lru_cache
 import numpy as np
 
 from forerun.backends.base import Limits, LoadedModel, MemoryReport, SlotMove
-from forerun.batch import Batch, Drawn
+from forerun.batch import NOT_FINITE, Batch, Drawn, DrawRequest
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from forerun.engine import Engine
-from forerun.sampling.walk import draw_batch
+from forerun.sampling import noise
+from forerun.sampling.noise import make_key
+from forerun.sampling.processors import History
+from forerun.sampling.walk import draw_batch, draw_row, hash_row, log_softmax_at
 from forerun.scheduler.scheduler import Scheduler
 from forerun.scheduler.step_time import StepTime
-from forerun.sequence import Request, SamplingParams, Sequence
+from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
 from forerun.speculation.budget import FixedBudget
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.speculator import Speculator
@@ -40,8 +44,8 @@ def path_logits(path: tuple[int, ...], vocab: int = VOCAB) -> np.ndarray:
 
 @lru_cache(maxsize=200_000)
 def repetitive_logits(path: tuple[int, ...], vocab: int = VOCAB) -> np.ndarray:
-    """Logits that depend on the last two tokens mostly, so that text repeats itself and n-grams pay."""
-    return (path_logits(path[-2:], vocab) + 0.05 * path_logits(path, vocab)).astype(np.float32)
+    """Logits that depend on the last token mostly, so that text repeats itself and n-grams pay."""
+    return (path_logits(path[-1:], vocab) + 0.05 * path_logits(path, vocab)).astype(np.float32)
 
 
 @dataclass
@@ -212,6 +216,7 @@ class Setup:
     max_num_seqs: int = 16
     max_model_len: int = 256
     max_chunk: int = 0
+    vocab: int = VOCAB
     backend: FakeBackend = field(default_factory=FakeBackend)
 
     def engine(self) -> Engine:
@@ -224,8 +229,8 @@ class Setup:
         )
         speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
         self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
-        speculator = Speculator(self.drafter, FixedBudget(speculation, self.max_model_len), VOCAB)
-        return Engine(self.backend, scheduler, speculator, VOCAB)
+        speculator = Speculator(self.drafter, FixedBudget(speculation, self.max_model_len), self.vocab)
+        return Engine(self.backend, scheduler, speculator, self.vocab)
 
 
 def run(engine: Engine, requests: Seq[Request], max_steps: int = 5000) -> list[list[Sequence]]:
@@ -256,3 +261,84 @@ def prompt_of(seed: int, length: int) -> tuple[int, ...]:
     """A random prompt without the eos id."""
     rng = random.Random(seed)
     return tuple(rng.randrange(1, VOCAB) for _ in range(length))
+
+
+# ---- plain decoding, written without the engine ----
+
+
+class PairStop:
+    """Stop matcher that knows one "string" of two tokens: the second is the first plus one."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+
+    def push(self, token: int, may_stop: bool) -> bool:
+        found = self._before is not None and token == self._before + 1
+        self._before = token
+        return found and may_stop
+
+
+def plain_decode(
+    request: Request,
+    choice: int = 0,
+    logits: Callable[[tuple[int, ...], int], np.ndarray] = path_logits,
+    max_model_len: int = 256,
+    vocab: int = VOCAB,
+) -> tuple[object, ...]:
+    """One choice of a request, one token at a time, from the whole path each time: the definition of right.
+
+    Shares with the engine only how a single row is processed and drawn. Returns what `facts` returns.
+    """
+    params, prompt = request.params, list(request.prompt)
+    assert params.seed is not None
+    stops = {*request.eos_ids, *params.stop_token_ids}
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_ids)}
+    matcher = request.make_stop_matcher() if request.make_stop_matcher else None
+    output: list[int] = []
+    hashes: list[bytes] = []
+    logprobs: list[TokenLogprob] = []
+    while True:
+        tokens = prompt + output
+        counts = {**dict.fromkeys(prompt, 0), **Counter(output)}
+        draw = DrawRequest(
+            first_output=0,
+            tree=DraftTree.root_only(tokens[-1]),
+            position=len(tokens),
+            key=make_key(params.seed, choice),
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            frequency_penalty=params.frequency_penalty,
+            presence_penalty=params.presence_penalty,
+            bias_ids=np.array(list(params.logit_bias), np.int32),
+            bias_values=np.array(list(params.logit_bias.values()), np.float64),
+            history_ids=np.array(list(counts) if params.has_penalties else [], np.int32),
+            history_counts=np.array(list(counts.values()) if params.has_penalties else [], np.int32),
+            banned=np.array(sorted(stops), np.int32),
+            banned_until=len(prompt) + params.min_tokens,
+        )
+        row = logits(tuple(tokens), vocab)
+        token = draw_row(row, draw, len(tokens), History(draw))
+        if token == NOT_FINITE:
+            return output, FinishReason.NUMERICAL_ERROR, hashes, logprobs
+        output.append(token)
+        hashes += [hash_row(row)] if params.logits_hash else []
+        if params.logprobs is not None:
+            logprobs.append(TokenLogprob(token, *log_softmax_at(row, token, params.logprobs)))
+        may_stop = len(output) >= params.min_tokens
+        if (matcher is not None and matcher.push(token, may_stop)) or (token in ends and may_stop):
+            return output, FinishReason.STOP, hashes, logprobs
+        if len(output) == params.max_tokens or len(tokens) + 1 == max_model_len:
+            return output, FinishReason.LENGTH, hashes, logprobs
+
+
+@lru_cache(maxsize=100_000)
+def _gumbel_row(key: tuple[int, int], position: int) -> np.ndarray:
+    return noise.gumbel(key, position, np.arange(VOCAB))
+
+
+def cached_gumbel(key: tuple[int, int], position: int, ids: np.ndarray) -> np.ndarray:
+    """The same numbers as sampling.noise.gumbel for ids below VOCAB, fast when asked again."""
+    return _gumbel_row(key, position)[ids]
