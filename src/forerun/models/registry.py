@@ -66,12 +66,12 @@ def _open_gguf(path: Path) -> ModelFiles:
     metadata = file.metadata
     kind = metadata.get("general.type", "model")
     if kind != "model":
-        raise UnsupportedModel(f"{path} holds {kind!r}, not a model; give the model it belongs to")
+        raise UnsupportedModel(f"{path} holds {kind!r:.60}, not a model; give the model it belongs to")
     architecture = metadata.get("general.architecture")
     family = next((f for f in FAMILIES if architecture in f.gguf_architectures), None)
     if family is None:
         known = ", ".join(name for f in FAMILIES for name in f.gguf_architectures)
-        raise UnsupportedModel(f"{path}: the architecture {architecture!r} is unknown; forerun runs {known}")
+        raise UnsupportedModel(f"{path}: the architecture {architecture!r:.60} is unknown; forerun runs {known}")
     reading = family.from_gguf(metadata, file, str(path))
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     if not isinstance(tokens, list) or len(tokens) > reading.spec.vocab_size:
@@ -100,7 +100,7 @@ def _open_folder(path: Path) -> ModelFiles:
     family = next((f for f in FAMILIES for name in f.hf_architectures if architectures == [name]), None)
     if family is None:
         known = ", ".join(name for f in FAMILIES for name in f.hf_architectures)
-        raise UnsupportedModel(f"{where}: the architecture {architectures!r} is unknown; forerun runs {known}")
+        raise UnsupportedModel(f"{where}: the architecture {architectures!r:.60} is unknown; forerun runs {known}")
     reading = family.from_config(file.config, where)
     weights, formats = _weights(file, reading, path)
     return ModelFiles(

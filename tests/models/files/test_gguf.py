@@ -204,6 +204,8 @@ HUGE = 2**63
         ({"keys": [("general.alignment", 4, struct.pack("<I", 24))]}, "general.alignment is 24"),
         ({"keys": [("general.alignment", 4, struct.pack("<I", 0))]}, "general.alignment is 0"),
         ({"tensors": [("t", [HUGE, HUGE], 0, 0)]}, "tensor 't' ends at byte"),
+        ({"keys": [("k" * 9999, 77, b"")]}, "^.{1,400}$"),
+        ({"tensors": [("t" * 300, [1], 0, 0)]}, "tensor 0 has 300 characters"),
         ({"tensors": [("t", [], 0, 0)]}, "0 dimensions"),
         ({"tensors": [("t", [1] * 5, 0, 0)]}, "5 dimensions"),
         ({"tensors": [("t", [0], 0, 0)]}, "cannot hold blocks"),

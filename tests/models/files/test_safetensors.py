@@ -81,6 +81,7 @@ def entry(shape: Any = (2,), begin: Any = 0, end: Any = 8, dtype: Any = "F32") -
         (b"{", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         ([], "not a JSON object"),
+        ({"t" * 300: entry()}, "name has 300 characters"),
         ({"t": 3}, "'t' is incomplete"),
         ({"t": {"dtype": "F32", "shape": [2]}}, "'t' is incomplete"),
         ({"t": entry(shape=7)}, "'t' is incomplete"),
@@ -105,7 +106,7 @@ def test_a_huge_header_length_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_data_type_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="'t' is stored as I8"):
+    with pytest.raises(UnsupportedModel, match="'t' is stored as 'I8'"):
         SafetensorsFolder(write_raw(tmp_path, {"t": entry(dtype="I8", shape=[8])}, bytes(8)))
 
 

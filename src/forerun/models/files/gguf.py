@@ -23,12 +23,13 @@ import numpy.typing as npt
 
 from forerun.errors import ModelFileError, UnsupportedModel
 from forerun.models.files.dequantise import dequantise
-from forerun.models.files.mapped import MappedFile
+from forerun.models.files.mapped import MAX_NAME, MappedFile
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 MAX_DIMENSIONS = 4
+MAX_SHOWN = 60  # characters of a key in an error; keys may have 64 kB
 PART_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 SCALARS = {  # value type -> little-endian code of struct and numpy
@@ -112,7 +113,7 @@ class _Cursor:
         return out
 
     def value(self, key: str) -> Any:
-        what = f"the value of {key!r}"
+        what = f"the value of {key[:MAX_SHOWN]!r}"
         kind = self.u32(what)
         if kind == gguf.GGUFValueType.STRING:
             return self.text(what)
@@ -140,6 +141,8 @@ class _Cursor:
     def tensor(self, index: int) -> tuple[str, tuple[int, ...], int, int]:
         """Name, row-major shape, type number and offset."""
         name = self.text(f"the name of tensor {index}")
+        if len(name) > MAX_NAME:
+            raise self.corrupt(f"the name of tensor {index} has {len(name)} characters")
         what = f"the entry of tensor {name!r}"
         dimensions = self.u32(what)
         if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -166,7 +169,7 @@ class GgufPart:
         for index in range(num_keys):
             key = cursor.text(f"the name of key {index}")
             if key in self.metadata:
-                raise cursor.corrupt(f"the key {key!r} stands twice")
+                raise cursor.corrupt(f"the key {key[:MAX_SHOWN]!r} stands twice")
             self.metadata[key] = cursor.value(key)
         entries = [cursor.tensor(index) for index in range(num_tensors)]
         alignment = self._alignment(cursor)
@@ -183,7 +186,7 @@ class GgufPart:
     def _alignment(self, cursor: _Cursor) -> int:
         value = self.metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
         if not isinstance(value, int) or value < 1 or value & (value - 1):
-            raise cursor.corrupt(f"general.alignment is {value!r}, not a power of two")
+            raise cursor.corrupt(f"general.alignment is {value!r:.60}, not a power of two")
         return value
 
     def _tensor(self, cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, start: int) -> GgufTensor:
@@ -231,12 +234,14 @@ class GgufFile:
         for index, part in enumerate(self.parts):
             if len(self.parts) > 1 and part.metadata.get("split.no") != index:
                 raise ModelFileError(
-                    f"{part.file.path} says it is part {part.metadata.get('split.no')!r}, expected {index}; "
+                    f"{part.file.path} says it is part {part.metadata.get('split.no')!r:.60}, expected {index}; "
                     "restore the parts' original names"
                 )
         total = self.metadata.get("split.tensors.count")
         if len(self.parts) > 1 and total != len(self._places):
-            raise ModelFileError(f"{path}: the parts hold {len(self._places)} tensors of {total}; fetch them again")
+            raise ModelFileError(
+                f"{path}: the parts hold {len(self._places)} tensors of {total!r:.60}; fetch them again"
+            )
 
     @cached_property
     def _places(self) -> dict[str, tuple[GgufPart, GgufTensor]]:

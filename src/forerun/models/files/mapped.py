@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from forerun.errors import ModelFileError
 
+MAX_NAME = 128  # characters of a tensor name: twice what GGUF allows; keeps errors to one readable line
 RELEASE_BYTES = 1 << 20  # giving back less is not worth the system call
 
 

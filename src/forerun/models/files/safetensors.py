@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from forerun.errors import ModelFileError, UnsupportedModel
 from forerun.models.files.dequantise import PLAIN
-from forerun.models.files.mapped import MappedFile
+from forerun.models.files.mapped import MAX_NAME, MappedFile
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 SINGLE = "model.safetensors"
@@ -62,6 +62,8 @@ class SafetensorsFile:
         return ModelFileError(f"{self.file.path} is truncated or corrupt: {fact}; fetch it again")
 
     def _tensor(self, name: str, entry: Any, data_start: int) -> SafetensorsTensor:
+        if len(name) > MAX_NAME:
+            raise self._corrupt(f"a tensor's name has {len(name)} characters")
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             sizes_are_whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
@@ -71,9 +73,9 @@ class SafetensorsFile:
             raise self._corrupt(f"tensor {name!r} lies outside the file")
         if dtype not in ITEM_BYTES:
             known = ", ".join(ITEM_BYTES)
-            raise UnsupportedModel(f"{self.file.path}: tensor {name!r} is stored as {dtype}; use one of {known}")
+            raise UnsupportedModel(f"{self.file.path}: tensor {name!r} is stored as {dtype!r:.60}; use one of {known}")
         if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
-            raise self._corrupt(f"tensor {name!r} of shape {shape} does not fill its {end - begin} bytes")
+            raise self._corrupt(f"tensor {name!r} of shape {str(shape):.60} does not fill its {end - begin} bytes")
         return SafetensorsTensor(shape, dtype, data_start + begin, end - begin)
 
 
