@@ -75,7 +75,7 @@ class SafetensorsFile:
             known = ", ".join(ITEM_BYTES)
             raise UnsupportedModel(f"{self.file.path}: tensor {name!r} is stored as {dtype!r:.60}; use one of {known}")
         if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
-            raise self._corrupt(f"tensor {name!r} of shape {str(shape):.60} does not fill its {end - begin} bytes")
+            raise self._corrupt(f"tensor {name!r} of shape {shape!s:.60} does not fill its {end - begin} bytes")
         return SafetensorsTensor(shape, dtype, data_start + begin, end - begin)
 
 
