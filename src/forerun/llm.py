@@ -92,8 +92,7 @@ class LLM:
         progress: Callable[[str], Progress] | None = None,
     ) -> None:
         options = options or EngineOptions()
-        config = speculation if isinstance(speculation, SpeculationConfig) else SpeculationConfig(drafter=speculation)
-        drafter = make_drafter(config.drafter, config.options) if config.drafter != "off" else None
+        config, drafter = _drafting(speculation)
         self._backend = _make_backend(options, threads)
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
@@ -205,7 +204,9 @@ class LLM:
             ) from error
         self.kv_layout = layout
 
-    def _configure(self, config: SpeculationConfig, drafter: Drafter | None, options: EngineOptions) -> None:
+    def _configure(
+        self, config: SpeculationConfig, drafter: Drafter | None, options: EngineOptions, kv_blocks: int | None = None
+    ) -> None:
         layout = self.kv_layout
         scheduler = Scheduler(
             SchedulerConfig(
@@ -215,7 +216,7 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
             ),
-            CacheConfig(layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
         )
         vocab_size = self.files.spec.vocab_size
         self.engine = Engine(
@@ -228,18 +229,24 @@ class LLM:
         self._template = ChatTemplate(template, self.tokenizer) if template else None
 
     def reconfigure(
-        self, *, speculation: str | SpeculationConfig = "auto", options: EngineOptions | None = None
+        self,
+        *,
+        speculation: str | SpeculationConfig | Drafter = "auto",
+        options: EngineOptions | None = None,
+        kv_blocks: int | None = None,
     ) -> None:
         """Restart the engine with other settings and an empty cache, keeping weights and KV memory.
 
         Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk, and
-        max_rows and max_outputs up to what the model was loaded with. Raises UsageError while requests are running.
+        max_rows and max_outputs up to what the model was loaded with. A Drafter is used as it is. `kv_blocks` limits
+        the engine to so many blocks of the KV memory. Raises UsageError while requests are running.
         """
         if self.engine.has_work:
             raise UsageError("the engine has unfinished requests: finish or close them first")
-        config = speculation if isinstance(speculation, SpeculationConfig) else SpeculationConfig(drafter=speculation)
-        drafter = make_drafter(config.drafter, config.options) if config.drafter != "off" else None
-        self._configure(config, drafter, options or EngineOptions())
+        config, drafter = _drafting(speculation)
+        if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:
+            raise UsageError(f"kv_blocks must be between 1 and {self.kv_layout.num_blocks}, got {kv_blocks}")
+        self._configure(config, drafter, options or EngineOptions(), kv_blocks)
 
     # ---- requests ----
 
@@ -298,6 +305,17 @@ def _is_one_prompt(prompts: Prompt | Seq[Prompt]) -> bool:
 
 def _no_progress(done: int, total: int) -> None:
     pass
+
+
+def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[SpeculationConfig, Drafter | None]:
+    """How much to draft, and by whom: None decodes plainly. Raises UsageError for an unknown drafter."""
+    if isinstance(speculation, str):
+        speculation = SpeculationConfig(drafter=speculation)
+    if not isinstance(speculation, SpeculationConfig):
+        return SpeculationConfig(drafter=speculation.name), speculation
+    if speculation.drafter == "off":
+        return speculation, None
+    return speculation, make_drafter(speculation.drafter, speculation.options)
 
 
 def _make_backend(options: EngineOptions, threads: int | None) -> Backend:
