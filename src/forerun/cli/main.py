@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
-from forerun.cli import info, models
+from forerun.cli import chat, demo, generate, info, models
 from forerun.errors import ForerunError
 
 app = typer.Typer(
@@ -46,6 +46,9 @@ def _root(
 
 
 # Every command, in the order of the help page.
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("demo")(demo.demo)
 app.add_typer(models.app, name="models")
 app.command("info")(info.info)
 

@@ -1,0 +1,40 @@
+"""load_llm: from a command's options to a loaded model, with a progress bar on a terminal.
+
+Engine and numpy are imported here, when a command needs them, so that `forerun --help` does not wait for them.
+"""
+
+import contextlib
+
+from forerun.backends.base import Progress
+from forerun.cli.console import progress
+from forerun.cli.options import ModelOptions
+from forerun.llm import DEFAULT_MODEL, LLM, EngineOptions
+
+
+def load_llm(chosen: ModelOptions, speculation: str) -> LLM:
+    """Load the model that the options name; what LLM raises passes through."""
+    with contextlib.ExitStack() as bars:
+
+        def report(title: str) -> Progress:
+            bars.close()  # a terminal shows one bar at a time
+            return bars.enter_context(progress(title))
+
+        return LLM(
+            model_name(chosen),
+            speculation=speculation,
+            threads=chosen.threads,
+            kv_cache_bytes=chosen.kv_cache_bytes,
+            max_model_len=chosen.max_model_len,
+            options=engine_options(chosen),
+            progress=report,
+        )
+
+
+def model_name(chosen: ModelOptions) -> str:
+    """The model as the user named it, or the default."""
+    return DEFAULT_MODEL if chosen.model is None else chosen.model
+
+
+def engine_options(chosen: ModelOptions) -> EngineOptions:
+    """The engine's settings among the options; `LLM.reconfigure` wants them again."""
+    return EngineOptions(backend=chosen.backend, kv_format=chosen.kv_format)
