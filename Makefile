@@ -1,6 +1,9 @@
 # One virtual environment, .venv, holds an ordinary (not editable) installation of the package: the demo and the tests
 # run what a user gets. The stamp files in it say when that installation is out of date.
 
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
