@@ -20,7 +20,7 @@ from forerun.backends import cores
 from forerun.backends.base import ForwardResult, Limits, LoadedModel, MemoryReport, Progress, SlotMove
 from forerun.backends.recorder import BufferPlan, Recorder, Step, Value, plan_buffers
 from forerun.batch import Batch, Drawn
-from forerun.cache.layout import KvLayout
+from forerun.cache.layout import CODEC_BYTES, KvLayout
 from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, UsageError
 from forerun.machine import available_memory
 from forerun.models import decoder
@@ -33,6 +33,7 @@ KERNELS_VERSION = "k1"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
 CHUNK_BYTES = 32 << 20  # float32 bytes of a matrix that are dequantised at once
 FAULTS = ("row_ulp",)
+ROW_TILES = {"amx_bf16": 16, "portable": 4}  # by kernel table
 
 
 def choose_table(isa: str | None = None) -> str:
@@ -118,6 +119,11 @@ class CpuBackend:
         return self._pool.size
 
     @property
+    def row_tile(self) -> int:
+        """Rows that one pass over the weights serves."""
+        return ROW_TILES[self._table]
+
+    @property
     def numerics_id(self) -> str:
         return f"{self._table}/{KERNELS_VERSION}/w-bf16/a-bf16/kv-{self._codec}"
 
@@ -162,13 +168,12 @@ class CpuBackend:
         layers = [(s.num_kv_heads, s.head_dim) for s in layout.stacks for _ in range(s.num_layers)]
         if layers[: len(self._kv_layers)] != self._kv_layers:
             raise UnsupportedModel("the KV layout does not fit the model: its first stack must be the model's layers")
+        if layout.codec not in CODEC_BYTES:
+            raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(CODEC_BYTES))}")
         if layout.block_size < 16 or layout.block_size % 16:
             raise UsageError(f"block_size must be a multiple of 16, got {layout.block_size}")
         _reserve(layout.total_bytes, "the KV cache", "lower kv_cache_bytes or max_model_len")
-        try:
-            self._store = _native.KvStore(layout.num_blocks, layout.block_size, layout.codec, layers)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        self._store = _native.KvStore(layout.num_blocks, layout.block_size, layout.codec, layers)
         self._codec = layout.codec
 
     # ---- a step ----
