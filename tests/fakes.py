@@ -61,6 +61,7 @@ class FakeBackend:
 
     name = "fake"
     numerics_id = "fake/1"
+    row_tile = 1
 
     def __init__(
         self,

@@ -60,18 +60,18 @@ class SpeculationConfig:
     """Which drafter proposes, and how much at most.
 
     drafter           registered name, "auto" or "off"
-    max_depth         longest draft of one sequence
+    max_depth         longest draft of one sequence; None: what fills the backend's row tile
     max_draft_rows    draft rows of all sequences in one step
     options           passed to the drafter's constructor
     """
 
     drafter: str = "auto"
-    max_depth: int = 15
-    max_draft_rows: int = 48
+    max_depth: int | None = None
+    max_draft_rows: int = 32
     options: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_depth <= 63:
+        if self.max_depth is not None and not 1 <= self.max_depth <= 63:
             raise UsageError(f"max_depth must be between 1 and 63, got {self.max_depth}")
         if self.max_draft_rows < 0:
             raise UsageError(f"max_draft_rows must be at least 0, got {self.max_draft_rows}")

@@ -10,7 +10,7 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvStack
@@ -22,6 +22,7 @@ from forerun.generation import Choice, Generation, GenerationStats, StreamChunk
 from forerun.machine import available_memory
 from forerun.models.hub import resolve
 from forerun.models.registry import ModelFiles, open_model
+from forerun.models.weights import trim_vocabulary
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation import drafters  # registers the built-in drafters
@@ -33,6 +34,7 @@ from forerun.text.detokenizer import LiveText
 from forerun.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
+MIN_DEFAULT_DEPTH = 3  # longest draft where the user names none and every row costs its full price
 
 Prompt = str | Seq[int]
 Message = Mapping[str, str]
@@ -98,6 +100,7 @@ class LLM:
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
         self.tokenizer = _load_tokenizer(self.files)
+        self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._load(options, KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format), report)
         self._configure(config, drafter, options)
 
@@ -185,7 +188,7 @@ class LLM:
     # ---- construction ----
 
     def _load(self, options: EngineOptions, wish: KvWish, report: Callable[[str], Progress]) -> None:
-        spec = self.files.spec
+        spec = self.model.spec
         first = spec.layers[0].mixer
         stack = KvStack("target", spec.num_layers, first.num_kv_heads, first.head_dim)
         shapes = {(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in spec.layers}
@@ -194,7 +197,7 @@ class LLM:
         plan_kv(wish, stack, spec.max_context, None)  # impossible wishes are refused before the weights are loaded
         longest = wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         limits = Limits(options.max_rows, options.max_outputs, longest)
-        self._backend.load(LoadedModel(spec, self.files.weights), limits, report("Loading"))
+        self._backend.load(self.model, limits, report("Loading"))
         layout, self.max_model_len = plan_kv(wish, stack, spec.max_context, available_memory())
         try:
             self._backend.allocate_kv(layout)
@@ -208,6 +211,8 @@ class LLM:
         self, config: SpeculationConfig, drafter: Drafter | None, options: EngineOptions, kv_blocks: int | None = None
     ) -> None:
         layout = self.kv_layout
+        if config.max_depth is None:  # rows up to the kernels' tile cost hardly more than one
+            config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, self._backend.row_tile - 1))
         scheduler = Scheduler(
             SchedulerConfig(
                 max_rows=options.max_rows,
@@ -218,7 +223,7 @@ class LLM:
             ),
             CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
         )
-        vocab_size = self.files.spec.vocab_size
+        vocab_size = self.model.spec.vocab_size
         self.engine = Engine(
             self._backend,
             scheduler,

@@ -138,6 +138,11 @@ class Backend(Protocol):
     name: str
 
     @property
+    def row_tile(self) -> int:
+        """Rows of a step that cost about as much as a single one; 1 where every row costs its full price."""
+        ...
+
+    @property
     def numerics_id(self) -> str:
         """Names everything that the bits of a logit depend on: kernel table, kernel version, weight and activation
         format, rotary table, KV codec."""

@@ -195,6 +195,11 @@ class ReferenceBackend:
         self._ops: NumpyOps | None = None
 
     @property
+    def row_tile(self) -> int:
+        """Every row is computed by itself."""
+        return 1
+
+    @property
     def numerics_id(self) -> str:
         codec = self._kv.layout.codec if self._kv is not None else "none"
         # A rotation is a function of the spec and the position, so the spec stands for the table whatever its length.

@@ -10,16 +10,19 @@ GGUF stores Llama's q and k with each head's rows interleaved for adjacent rotar
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from forerun.backends.base import LoadedModel, Weights
 from forerun.errors import ModelFileError
 from forerun.models.spec import ModelSpec
 
 Float32 = npt.NDArray[np.float32]
+
+VOCABULARY = ("embed", "output")  # logical weights with one row per token
 
 
 class TensorFile(Protocol):
@@ -101,3 +104,39 @@ class FileWeights:
         rows = self._file.read(source.tensor, first, -(-stop // head_dim) * head_dim)
         halves = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
         return np.ascontiguousarray(halves[start - first : stop - first])
+
+
+class TrimmedWeights:
+    """`Weights` whose vocabulary matrices end at row `vocab_size`: padding rows behind it are never read."""
+
+    def __init__(self, weights: Weights, vocab_size: int) -> None:
+        self._weights = weights
+        self._vocab_size = vocab_size
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Logical shape."""
+        shape = self._weights.shape(name)
+        return (self._vocab_size, *shape[1:]) if name in VOCABULARY else shape
+
+    def stored_format(self, name: str) -> str:
+        """Format in the file."""
+        return self._weights.stored_format(name)
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes in the file, of the rows that are read."""
+        stored = self._weights.num_bytes(name)
+        return stored * self.shape(name)[0] // self._weights.shape(name)[0]
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
+        """Rows start..stop as float32."""
+        return self._weights.read(name, start, self.shape(name)[0] if stop is None else stop)
+
+
+def trim_vocabulary(model: LoadedModel, vocab_size: int) -> LoadedModel:
+    """The model without the rows that pad its vocabulary, so that no id without a text can be drawn."""
+    if vocab_size >= model.spec.vocab_size:
+        return model
+    return LoadedModel(replace(model.spec, vocab_size=vocab_size), TrimmedWeights(model.weights, vocab_size))

@@ -7,12 +7,15 @@ d + 1 tokens, so depth never exceeds what is left of max_tokens and of the conte
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
 
+DEFAULT_DEPTH = 15
+
 
 class FixedBudget:
     """Same limit for every sequence that decodes."""
 
     def __init__(self, config: SpeculationConfig, max_model_len: int) -> None:
         self._config = config
+        self._max_depth = config.max_depth if config.max_depth is not None else DEFAULT_DEPTH
         self._max_model_len = max_model_len
 
     def depth(self, sequence: Sequence, num_decoding: int) -> int:
@@ -22,4 +25,4 @@ class FixedBudget:
         if max_tokens is not None:
             left = min(left, max_tokens - sequence.num_output)
         share = self._config.max_draft_rows // max(1, num_decoding)
-        return max(0, min(self._config.max_depth, share, left - 1))
+        return max(0, min(self._max_depth, share, left - 1))
