@@ -36,6 +36,8 @@ from forerun.text.tokenizer import Tokenizer
 DEFAULT_MODEL = "smollm2-135m"
 MIN_DEFAULT_DEPTH = 3  # longest draft where the user names none and every row costs its full price
 
+OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
+
 Prompt = str | Seq[int]
 Message = Mapping[str, str]
 
@@ -317,7 +319,7 @@ def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[Speculati
     if isinstance(speculation, str):
         speculation = SpeculationConfig(drafter=speculation)
     if not isinstance(speculation, SpeculationConfig):
-        return SpeculationConfig(drafter=speculation.name), speculation
+        return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH), speculation
     if speculation.drafter == "off":
         return speculation, None
     return speculation, make_drafter(speculation.drafter, speculation.options)
