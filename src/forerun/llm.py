@@ -110,7 +110,7 @@ class LLM:
 
     @property
     def numerics_id(self) -> str:
-        """Everything that the bits of the logits depend on, see DESIGN section 1."""
+        """Everything that the bits of the logits depend on, see docs/design.md."""
         return self._backend.numerics_id
 
     @property

@@ -94,6 +94,8 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         print(f"forerun: {where}{error.strerror or error}", file=sys.stderr)
+        if error.errno == errno.ENOSPC:
+            _silence_stdout()  # the interpreter's last flush would fail again, with a message of its own
         return 1
     raise error
 
@@ -104,6 +106,6 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _silence_stdout() -> None:
-    """The reader of our output has left: let the interpreter's last flush go nowhere."""
+    """Our output has nowhere to go any more: let the interpreter's last flush go nowhere too."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
