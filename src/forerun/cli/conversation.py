@@ -10,7 +10,7 @@ outgrow the context the oldest turns leave the prompt, more than need be, so tha
 from dataclasses import dataclass, field
 
 from forerun.cli.answer import stream_answer
-from forerun.cli.render import Answer, TextWriter
+from forerun.cli.render import Answer, TextWriter, failure
 from forerun.llm import LLM
 from forerun.sequence import SamplingParams
 from forerun.text.chat import fit_messages
@@ -28,37 +28,39 @@ class Conversation:
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)  # user and assistant messages, alternating
     first: int = 0  # turns[first:] are in the prompt
+    _first_before: int = 0  # what it was before the last message
 
     def __post_init__(self) -> None:
         _ = self.llm.chat_template  # raises
 
     def ask(self, text: str) -> int:
-        """Add a user message; returns how many messages left the prompt to make room for its answer."""
+        """Add a user message; returns how many messages leave the prompt to make room for its answer."""
+        self._first_before = self.first
         self.turns.append({"role": "user", "content": text})
-        messages = self._messages()
-        room = self._room()
+        messages, room = self._messages(), self._room()
         if self._count(messages) > room:
             _, dropped = fit_messages(messages, int(room * _KEPT_SHARE), self._count)
-        else:
-            dropped = 0
-        self.first += dropped
-        return dropped
+            self.first += dropped
+        return self.first - self._first_before
 
     def answer(self, writer: TextWriter | None = None) -> Answer:
         """Answer the last user message, written as it comes; what Ctrl-C left of it counts as the answer.
 
-        A message that gets no answer at all, because the request is refused or fails, leaves the conversation.
+        When there is no answer at all, because the request is refused, fails or is stopped at once, its message leaves
+        the conversation, which is then as it was before `ask`.
         """
-        text = ""
+        answered = False
         try:
             answer = stream_answer(self.llm, self.llm.chat_prompt(self._messages()), self.params, writer)
-            text = answer.text
+            is_whole = answer.choice is not None and failure(answer.choice) is None
+            answered = is_whole or bool(answer.text)
+            if answered:
+                self.turns.append({"role": "assistant", "content": answer.text})
+            return answer
         finally:
-            if text:
-                self.turns.append({"role": "assistant", "content": text})
-            else:
+            if not answered:
                 self.turns.pop()
-        return answer
+                self.first = self._first_before
 
     def reset(self) -> None:
         """Forget all turns; the system message stays."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from forerun.cache.layout import CODEC_BYTES
 from forerun.errors import UsageError
 
 T = TypeVar("T")
@@ -30,6 +31,13 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise typer.BadParameter(f"{text!r} is no size: write bytes, or a number with K, M or G such as 512M")
     return size
+
+
+def parse_kv_format(text: str) -> str:
+    """A KV format's name. Raises typer.BadParameter."""
+    if text not in CODEC_BYTES:
+        raise typer.BadParameter(f"unknown KV format {text!r}: choose {' or '.join(CODEC_BYTES)}")
+    return text
 
 
 def parse_bias(entries: list[str] | None) -> dict[int, float]:
@@ -70,7 +78,10 @@ class ModelOptions:
         int | None, typer.Option(rich_help_panel=_SPEED, help="Longest prompt and answer together, in tokens.")
     ] = None
     kv_format: Annotated[
-        str, typer.Option(metavar="bf16|fp32", rich_help_panel=_SPEED, help="Format of the KV cache.")
+        str,
+        typer.Option(
+            parser=parse_kv_format, metavar="bf16|fp32", rich_help_panel=_SPEED, help="Format of the KV cache."
+        ),
     ] = "bf16"
     backend: Annotated[
         str,
@@ -85,7 +96,7 @@ class Sampling:
     """How the answer is drawn; the names are those of SamplingParams."""
 
     max_tokens: Annotated[
-        int | None,
+        int,
         typer.Option("--max-tokens", "-n", rich_help_panel=_SAMPLING, help="Longest answer."),
     ] = 512
     temperature: Annotated[
