@@ -1,0 +1,91 @@
+"""StepTime: learns a machine, never predicts negative time, and its inverse fits its prediction."""
+
+import random
+
+import pytest
+
+from forerun.scheduler.step_time import StepTime
+
+MACHINES = [(4e-3, 2e-4, 3e-8), (2e-2, 5e-3, 1e-6), (0.0, 1e-3, 0.0), (1e-3, 0.0, 1e-7)]
+
+
+def seconds_of(machine, rows, keys):
+    base, per_row, per_key = machine
+    return base + per_row * rows + per_key * keys
+
+
+def steps(seed, count):
+    rng = random.Random(seed)
+    for _ in range(count):
+        rows = rng.choice((1, 2, 8, 16, 100, 300))
+        yield rows, rows * rng.randint(1, 2000)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_learns_a_machine_within_30_steps(machine):
+    model = StepTime()
+    for rows, keys in steps(1, 30):
+        model.observe(rows, keys, seconds_of(machine, rows, keys))
+    for rows, keys in steps(2, 20):
+        assert model.predict(rows, keys) == pytest.approx(seconds_of(machine, rows, keys), rel=0.1, abs=1.5e-3)
+
+
+def test_follows_a_machine_that_becomes_slower():
+    model = StepTime()
+    for factor in (1, 3):
+        for rows, keys in steps(factor, 150):
+            model.observe(rows, keys, factor * seconds_of(MACHINES[0], rows, keys))
+    assert model.predict(100, 10_000) == pytest.approx(3 * seconds_of(MACHINES[0], 100, 10_000), rel=0.1)
+
+
+def test_never_negative_whatever_was_measured():
+    model, rng = StepTime(), random.Random(3)
+    for rows, keys in steps(4, 300):
+        model.observe(rows, keys, rng.choice((0.0, 1e-9, 1e-3, 5.0, -1.0)))
+        assert model.predict(rows, keys) >= 0
+        assert 0 <= model.rows_within(0.05, 100, 512) <= 512
+
+
+def test_many_steps_that_are_all_alike_do_not_break_it():
+    model = StepTime()
+    for _ in range(20_000):
+        model.observe(1, 50, 3e-3)
+    assert model.predict(1, 50) == pytest.approx(3e-3, rel=0.01)
+    assert model.predict(64, 6400) < 1.0
+    for rows, keys in steps(5, 60):  # and it still learns
+        model.observe(rows, keys, seconds_of(MACHINES[0], rows, keys))
+    assert model.predict(100, 10_000) == pytest.approx(seconds_of(MACHINES[0], 100, 10_000), rel=0.2)
+
+
+def trained(machine):
+    model = StepTime()
+    for rows, keys in steps(6, 60):
+        model.observe(rows, keys, seconds_of(machine, rows, keys))
+    return model
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("context", [0, 100, 4000])
+@pytest.mark.parametrize("budget", [1e-3, 2e-2, 0.3])
+def test_rows_within_is_the_inverse_of_predict(machine, context, budget):
+    model = trained(machine)
+    rows = model.rows_within(budget, context, 10_000)
+
+    def added(n):
+        return model.predict(n, n * context + n * (n + 1) // 2) - model.predict(0, 0)
+
+    assert added(rows) <= budget * (1 + 1e-6)
+    assert rows == 10_000 or added(rows + 1) >= budget * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("per_key", [0.0, 1e-300, 1e-30, 1e-20, 1e-12])
+def test_a_vanishing_attention_cost_does_not_cancel(per_key):
+    assert StepTime(0.0, 1e-3, per_key).rows_within(0.1, 10, 512) in (99, 100)
+
+
+def test_rows_within_at_the_edges():
+    assert StepTime(0.0, 0.0, 0.0).rows_within(0.1, 10, 512) == 512  # nothing costs anything
+    assert StepTime().rows_within(0.0, 10, 512) == 0
+    assert StepTime().rows_within(-1.0, 10, 512) == 0
+    assert StepTime().rows_within(1e9, 10, 512) == 512
+    assert StepTime().rows_within(1.0, 10, 0) == 0
