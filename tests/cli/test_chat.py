@@ -94,6 +94,13 @@ class TestPipe:
         refused = talk("/speculation oracle")
         assert (refused.code, "unknown drafter 'oracle'" in refused.err) == (2, True)
 
+    def test_a_full_context_is_told(self, talk: Any) -> None:
+        lines, options = [f"Message number {n}" for n in range(6)], ("--max-tokens", "10", "--max-model-len", "128")
+        ran = talk(*lines, options=options)
+        assert ran.code == 0
+        assert "the conversation outgrew the context: its oldest 2 messages are no longer seen" in ran.err
+        assert talk(*lines, options=(*options, "--quiet")).err == ""
+
     def test_a_message_that_cannot_fit_is_refused_with_the_numbers(self, talk: Any) -> None:
         ran = talk("word " * 3000, "Hello")
         assert (ran.code, ran.out) == (2, "")
