@@ -23,7 +23,7 @@ class Setting:
     batch    sequences that run together
     chunk    longest prefill chunk in tokens, 0 for whole prompts
     cache    prefix cache on, with a request before all others whose prompt the others share in part
-    tight    a KV pool in which the batch does not fit to its end, so that sequences are preempted
+    tight    a KV pool that holds the longest request and no more, so that sequences are preempted
     threads  compute threads, for the record: they are chosen when a model is loaded
     """
 
@@ -139,7 +139,7 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     llm.reconfigure(
         speculation=drafter or "off",
         options=replace(options, max_num_seqs=setting.batch, max_chunk=setting.chunk, prefix_caching=setting.cache),
-        kv_blocks=tight_blocks(cells, setting.batch, options.block_size) if setting.tight else None,
+        kv_blocks=tight_blocks(cells, options.block_size) if setting.tight else None,
     )
     engine = llm.engine
     if setting.cache:
@@ -151,16 +151,9 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     return _row(setting, cells, sequences, plain, options.block_size)
 
 
-def tight_blocks(cells: Seq[Cell], batch: int, block_size: int) -> int:
-    """KV blocks in which `batch` prompts are admitted, but not all of their answers fit.
-
-    The longest request alone always fits, else it would be refused.
-    """
-    longest = max(len(cell.prompt) + (cell.params.max_tokens or 0) for cell in cells)
-    prompts = sorted((len(cell.prompt) for cell in cells), reverse=True)[:batch]
-    # The scheduler admits a prompt when each running sequence keeps a block to grow into.
-    admitted = sum(-(-length // block_size) for length in prompts) + len(prompts) - 1
-    return max(-(-longest // block_size), admitted)
+def tight_blocks(cells: Seq[Cell], block_size: int) -> int:
+    """KV blocks that hold the longest request and not one more, so that a batch cannot run to its end together."""
+    return max(-(-(len(cell.prompt) + (cell.params.max_tokens or 0)) // block_size) for cell in cells)
 
 
 def _run(engine: Engine, requests: Seq[Request]) -> list[Sequence]:

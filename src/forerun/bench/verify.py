@@ -78,18 +78,24 @@ class Verdict:
 # ---- the plan ----
 
 
-def rotating_settings(threads: int, drafters: Seq[str] = DRAFTERS) -> list[Setting]:
-    """Every drafter with every batch size; chunk, cache and pool rotate so that any two values of any two axes meet."""
+def rotating_settings(threads: int) -> list[Setting]:
+    """Every drafter with every batch size, while chunk, cache and pool rotate: the values of any two axes meet, save
+    that a drafter meets three of the four chunks.
+
+    In three passes, each with every drafter and every batch size, so that a plan cut short has still met them all.
+    """
+    passes = itertools.product(range(len(BATCHES)), range(len(DRAFTERS)))
+    indices = [(d, (d + shift) % len(BATCHES)) for shift, d in passes]
     return [
         Setting(
-            drafter=name,
-            batch=size,
+            drafter=DRAFTERS[d],
+            batch=BATCHES[b],
             chunk=CHUNKS[(d + b) % len(CHUNKS)],
             cache=(d // 2 + b) % 2 == 0,
-            tight=size > 1 and (d + d // 2 + b) % 2 == 0,
+            tight=BATCHES[b] > 1 and (d // 3 + b) % 2 == 0,
             threads=threads,
         )
-        for (d, name), (b, size) in itertools.product(enumerate(drafters), enumerate(BATCHES))
+        for d, b in indices
     ]
 
 
@@ -102,15 +108,16 @@ def all_settings(threads: int) -> list[Setting]:
 def make_cells(llm: LLM, count: int, new_tokens: int) -> list[Cell]:
     """`count` prompts of the corpus, at most 16, the samplings in turn; any few of them are already varied.
 
-    Those that begin alike share 15, 16, 17, 31, 32 or 33 tokens with the first, which warms the cache.
+    Those that begin alike share 15, 16, 17, 31, 32 or 33 tokens with the first, which warms the cache. Most end shortly
+    before a block of 16 is full, so that sequences soon need another one, and some are preempted where blocks are few.
     """
     tokens = llm.tokenizer.encode(corpus.text())
-    texts = corpus.excerpts(tokens, 24, 8)
+    texts = corpus.excerpts(tokens, 29, 8)
     shared, repeated = tuple(tokens[:48]), (*texts[3][:8], *texts[5][:2])
-    prompts = {"shared-48": (*shared, *texts[1][:3])}
-    prompts |= {"shared-17": (*shared[:17], *texts[2][:2]), "repeats": (*repeated, *repeated, *repeated[:4])}
-    prompts |= {"shared-32": (*shared[:32], *texts[3][:2]), "one-token": (tokens[5],)}
-    prompts |= {f"shared-{n}": (*shared[:n], *texts[4 + i][:2]) for i, n in enumerate((15, 33, 16, 31))}
+    prompts = {"shared-48": (*shared, *texts[1][:12]), "shared-17": (*shared[:17], *texts[2][:12])}
+    prompts |= {"repeats": (*repeated * 2, *repeated[:8]), "shared-32": (*shared[:32], *texts[3][:13])}
+    prompts |= {"one-token": (tokens[5],)}
+    prompts |= {f"shared-{n}": (*shared[:n], *texts[i][: 13 - n % 2]) for i, n in enumerate((15, 33, 16, 31), start=4)}
     prompts |= {f"text-{i}": text for i, text in enumerate(texts[1:], start=1)}
     return [
         Cell(f"{name}/{sampling}", prompt, replace(SAMPLINGS[sampling], max_tokens=new_tokens))
@@ -121,7 +128,7 @@ def make_cells(llm: LLM, count: int, new_tokens: int) -> list[Cell]:
 # ---- what it will take ----
 
 ACCEPTED = {"oracle": 8.0, "branches": 3.0, "ngram": 1.2}  # tokens per step that a plan reckons with
-ROW_COST = 0.03  # of a step with one row, for every further row
+ROW_COST = 0.015  # of a step with one row, for every further row
 
 
 def estimate_s(settings: Seq[Setting], cells: Seq[Cell], step_s: float) -> float:
@@ -182,7 +189,7 @@ def make_plan(llm: LLM, options: EngineOptions, threads: int, step_s: float, lef
     settings = rotating_settings(threads) if left_s is not None else all_settings(threads)
     on_one = rotating_settings(1) if threads > 1 else []
     if left_s is not None:
-        on_one = on_one[::4]  # each batch size twice, six drafters
+        on_one = on_one[: len(DRAFTERS)]  # one pass
     for size in SIZES:
         cells = make_cells(llm, *size)
         seconds = estimate_s([Setting()], cells, step_s) + estimate_s(settings, cells, step_s)

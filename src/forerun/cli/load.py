@@ -11,8 +11,11 @@ from forerun.cli.options import ModelOptions
 from forerun.llm import DEFAULT_MODEL, LLM, EngineOptions
 
 
-def load_llm(chosen: ModelOptions, speculation: str) -> LLM:
-    """Load the model that the options name; what LLM raises passes through."""
+def load_llm(chosen: ModelOptions, speculation: str, options: EngineOptions | None = None) -> LLM:
+    """Load the model that the options name; what LLM raises passes through.
+
+    options  the engine's settings, where they are not those of `engine_options`
+    """
     with contextlib.ExitStack() as bars:
 
         def report(title: str) -> Progress:
@@ -25,7 +28,7 @@ def load_llm(chosen: ModelOptions, speculation: str) -> LLM:
             threads=chosen.threads,
             kv_cache_bytes=chosen.kv_cache_bytes,
             max_model_len=chosen.max_model_len,
-            options=engine_options(chosen),
+            options=options or engine_options(chosen),
             progress=report,
         )
 

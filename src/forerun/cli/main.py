@@ -1,6 +1,6 @@
 """The `forerun` command: registers the commands and turns every expected failure into one line and an exit code.
 
-Exit codes: 0 done, 1 failure, 2 a usage error, 130 interrupted. FORERUN_DEBUG=1 shows tracebacks.
+Exit codes: 0 done, 1 failure, 2 a usage error, 130 interrupted. FORERUN_DEBUG=1 shows tracebacks and the log.
 A command's module imports at its top only what is light; engine, backends and numpy are imported inside the function,
 so that `forerun --help` answers at once.
 """
@@ -8,6 +8,7 @@ so that `forerun --help` answers at once.
 import contextlib
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
-from forerun.cli import chat, demo, generate, info, models
+from forerun.cli import bench, chat, demo, generate, info, models, verify
 from forerun.errors import ForerunError
 
 app = typer.Typer(
@@ -49,6 +50,8 @@ def _root(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("verify")(verify.verify)
+app.add_typer(bench.app, name="bench")
 app.add_typer(models.app, name="models")
 app.command("info")(info.info)
 
@@ -58,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
+    if os.environ.get("FORERUN_DEBUG") == "1":
+        logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()
