@@ -6,3 +6,11 @@
 #pragma once
 
 #define FORERUN_INLINE static inline __attribute__((always_inline))
+
+// FORERUN_UNROLL stands before a loop of fixed small count over vectors that should live in registers; left to itself
+// the compiler may keep such arrays in memory.
+#if defined(__clang__)
+#define FORERUN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define FORERUN_UNROLL _Pragma("GCC unroll 16")
+#endif

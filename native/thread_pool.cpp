@@ -9,8 +9,8 @@ namespace {
 
 constexpr int kTaskBits = 20;
 constexpr uint64_t kTaskMask = (uint64_t{1} << kTaskBits) - 1;
-constexpr int kSpins = 1000;              // pauses before a worker sleeps: 50 to 100 microseconds
-constexpr int kSpinsBeforeYield = 20000;  // pauses before the caller offers its core to a late worker
+constexpr int kSpins = 1000;             // pauses before a worker sleeps: 50 to 100 microseconds
+constexpr int kSpinsBeforeYield = 2000;  // pauses before the caller offers its core to a late worker
 
 void pause_briefly() {
 #if defined(__x86_64__)

@@ -152,21 +152,28 @@ template <int QUERIES, int GROUPS, class T>
 FORERUN_INLINE void score_groups(const float* const* q, const ChunkView<T>& view, int group, int head_dim,
                                  float* scores) {
     Vec total[QUERIES][GROUPS];
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
+        FORERUN_UNROLL
         for (int g = 0; g < GROUPS; ++g)
             total[i][g] = zero();
     }
     for (int d = 0; d < head_dim; ++d) {
         Vec key[GROUPS];
+        FORERUN_UNROLL
         for (int g = 0; g < GROUPS; ++g)
             key[g] = load(view.key[group + g] + d * view.key_stride[group + g]);
+        FORERUN_UNROLL
         for (int i = 0; i < QUERIES; ++i) {
             const Vec component = broadcast(q[i][d]);
+            FORERUN_UNROLL
             for (int g = 0; g < GROUPS; ++g)
                 total[i][g] = fma(component, key[g], total[i][g]);
         }
     }
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
+        FORERUN_UNROLL
         for (int g = 0; g < GROUPS; ++g)
             store(scores + i * kChunk + (group + g) * kLanes, total[i][g]);
     }
@@ -176,12 +183,14 @@ FORERUN_INLINE void score_groups(const float* const* q, const ChunkView<T>& view
 FORERUN_INLINE float update_softmax(float* state, float* scores, int visible, float scale) {
     const Vec hidden = broadcast(-__builtin_inff());
     Vec s[kGroupsPerChunk];
+    FORERUN_UNROLL
     for (int g = 0; g < kGroupsPerChunk; ++g) {
         s[g] = select(first_lanes(visible - g * kLanes), load(scores + g * kLanes) * broadcast(scale), hidden);
     }
     const float chunk_m = largest(maximum(maximum(s[0], s[1]), maximum(s[2], s[3])));
     const float m = state[0] > chunk_m ? state[0] : chunk_m;
     const float alpha = exponential(state[0] - m);
+    FORERUN_UNROLL
     for (int g = 0; g < kGroupsPerChunk; ++g) {
         s[g] = select(first_lanes(visible - g * kLanes), exponential(s[g] - broadcast(m)), zero());
         store(scores + g * kLanes, s[g]);
@@ -196,7 +205,9 @@ template <int QUERIES, int VECTORS, class T>
 FORERUN_INLINE void add_values(float* const* state, const float* alpha, const float* weights, const ChunkView<T>& view,
                                int begin, int end, int first, int head_dim) {
     Vec o[QUERIES][VECTORS];
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
+        FORERUN_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
             o[i][v] = load(state[i] + kLanes + first + v * 16) * broadcast(alpha[i]);
         }
@@ -204,16 +215,21 @@ FORERUN_INLINE void add_values(float* const* state, const float* alpha, const fl
     for (int j = begin; j < end; ++j) {
         const T* row = view.value[j / kLanes] + static_cast<size_t>(j % kLanes) * head_dim + first;
         Vec value[VECTORS];
+        FORERUN_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
             value[v] = VECTORS == 1 ? load_first(row, head_dim - first) : load(row + v * 16);
         }
+        FORERUN_UNROLL
         for (int i = 0; i < QUERIES; ++i) {
             const Vec weight = broadcast(weights[i * kChunk + j]);
+            FORERUN_UNROLL
             for (int v = 0; v < VECTORS; ++v)
                 o[i][v] = fma(weight, value[v], o[i][v]);
         }
     }
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
+        FORERUN_UNROLL
         for (int v = 0; v < VECTORS; ++v)
             store(state[i] + kLanes + first + v * 16, o[i][v]);
     }
@@ -237,6 +253,7 @@ static void attend(const AttentionArgs& args, const ChunkView<T>& view, const fl
                    const int* visible, float* weights) {
     const int head_dim = args.layer.head_dim;
     int fewest = kChunk, most = 0;
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
         fewest = visible[i] < fewest ? visible[i] : fewest;
         most = visible[i] > most ? visible[i] : most;
@@ -248,12 +265,14 @@ static void attend(const AttentionArgs& args, const ChunkView<T>& view, const fl
             score_groups<QUERIES, 1>(q, view, g, head_dim, weights);
     }
     float alpha[QUERIES];
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
         alpha[i] = update_softmax(state[i], weights + i * kChunk, visible[i], args.scale);
     }
     // Together as far as all see, then each alone; multiplying o by 1 again changes nothing.
     add_all_values<QUERIES>(state, alpha, weights, view, 0, fewest, head_dim);
     const float one = 1.0f;
+    FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
         if (visible[i] > fewest) {
             add_all_values<1>(state + i, &one, weights + i * kChunk, view, fewest, visible[i], head_dim);

@@ -52,6 +52,7 @@ static void rms_norm(const float* x, size_t ldx, int rows, int width, const floa
         float* to = out + row * ldo;
         Vec squares[4] = {zero(), zero(), zero(), zero()};  // column i belongs to accumulator i / 16 mod 4
         for (int i = 0; i < width; i += 64) {
+            FORERUN_UNROLL
             for (int j = 0; j < 4; ++j) {
                 const Vec value = load_first(from + i + 16 * j, width - i - 16 * j);
                 squares[j] = fma(value, value, squares[j]);

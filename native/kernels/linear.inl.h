@@ -4,6 +4,7 @@
 template <int ROWS>
 FORERUN_INLINE void linear_rows(const LinearArgs& args, int row, int panel) {
     Vec total[ROWS];
+    FORERUN_UNROLL
     for (int r = 0; r < ROWS; ++r)
         total[r] = zero();
     const uint16_t* weights = args.panels + static_cast<size_t>(panel) * args.k_tiles * kTileElements;
@@ -11,6 +12,7 @@ FORERUN_INLINE void linear_rows(const LinearArgs& args, int row, int panel) {
     for (int pair = 0; pair < args.k_tiles * (kTileDepth / 2); ++pair) {
         Vec even, odd;
         load_pairs(weights + static_cast<size_t>(pair) * 2 * kLanes, even, odd);
+        FORERUN_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             const uint16_t* inputs = x + r * args.ldx + 2 * pair;
             total[r] = fma(broadcast(float_from_bf16(inputs[0])), even, total[r]);
@@ -18,6 +20,7 @@ FORERUN_INLINE void linear_rows(const LinearArgs& args, int row, int panel) {
         }
     }
     const int column = panel * kLanes, lanes = args.columns - column;
+    FORERUN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
         if (args.bias) total[r] = total[r] + load_first(args.bias + column, lanes);
         store_first(args.out + (row + r) * args.ldo + column, total[r], lanes);
