@@ -6,6 +6,10 @@ The names below are loaded when first used, so that `forerun --help` needs neith
 """
 
 import importlib
+import logging
+
+# Who embeds forerun decides what is shown; the command line shows a log with FORERUN_DEBUG=1.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __version__ = "0.1.0"
 

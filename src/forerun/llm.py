@@ -154,7 +154,8 @@ class LLM:
         return self.generate([self.chat_prompt(messages)], params)[0]
 
     def stream(self, prompt: Prompt | Seq[Message], params: SamplingParams | None = None) -> Iterator[StreamChunk]:
-        """Continue one prompt, or answer one conversation, yielding what each step adds.
+        """Continue one prompt, or answer one conversation, yielding what each step adds: nothing while a long prompt is
+        computed, so that the caller can stop at any step.
 
         Closing the iterator ends the generation and frees its KV at once. Options with n > 1 are refused.
         """
@@ -176,8 +177,6 @@ class LLM:
         try:
             while not sequence.is_finished:
                 self.engine.step()
-                if sequence.num_output == sent_tokens and not sequence.is_finished:
-                    continue
                 if sequence.is_finished:
                     text.finish()
                 pieces = tuple(zip(text.pieces[sent_pieces:], _drafted(sequence, text)[sent_pieces:], strict=True))

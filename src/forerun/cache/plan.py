@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forerun.cache.layout import KvLayout, KvStack
+from forerun.cache.layout import CODEC_BYTES, KvLayout, KvStack
 from forerun.errors import CapacityError, UsageError
 
 DEFAULT_MODEL_LEN = 8192  # longest context when the user names none and the model allows more
@@ -28,6 +28,8 @@ def plan_kv(wish: KvWish, stack: KvStack, max_context: int, available: int | Non
 
     Raises UsageError for impossible wishes, CapacityError with the numbers when memory is too small.
     """
+    if wish.codec not in CODEC_BYTES:
+        raise UsageError(f"unknown KV format {wish.codec!r}: choose {' or '.join(CODEC_BYTES)}")
     if wish.max_model_len is not None and not 2 <= wish.max_model_len <= max_context:
         raise UsageError(f"max_model_len is {wish.max_model_len}, but the model allows 2 to {max_context}")
     if wish.kv_cache_bytes is not None and wish.kv_cache_bytes <= 0:
