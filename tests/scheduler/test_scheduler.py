@@ -87,18 +87,17 @@ class TestOrder:
         assert sequences[0].stats.preemptions == 0
         assert finished == sorted(finished)
 
-    def test_a_preempted_fork_does_not_overtake_older_ones(self):
-        """A choice that waits for its sibling's prompt is older than a running request that gets preempted."""
-        engine = Setup(num_blocks=8, max_chunk=4).engine()
+    def test_who_is_preempted_does_not_overtake_an_older_fork(self):
+        """A choice that waits for its sibling's prompt is older than a running request that is preempted meanwhile."""
+        engine = Setup(num_blocks=7, max_chunk=4).engine()
         engine.add(request(prompt_of(1, 60), n=2, max_tokens=8, ignore_eos=True))
         engine.step()
         engine.add(request(prompt_of(2, 30), max_tokens=30, ignore_eos=True))
-
-        def watch(selection):
-            waiting = [s.id for s in engine.scheduler.waiting]
-            assert waiting == sorted(waiting)
-
-        drive(engine, watch)
+        queues = []
+        drive(engine, lambda selection: queues.append([s.id for s in engine.scheduler.waiting]))
+        assert engine.scheduler.num_preemptions > 0
+        assert [2] in queues  # the fork got the blocks that the younger one gave back
+        assert [2, 1] not in queues
 
     def test_nobody_overtakes_a_large_request_that_waits(self):
         engine = Setup(num_blocks=8, prefix_caching=False).engine()
