@@ -70,6 +70,7 @@ def test_from_paths_joins_common_beginnings():
 class TestPrune:
     def test_keeps_the_most_likely_nodes_and_their_ancestors(self):
         # survival: 1: .9, 2: .45, 3: .8, 4: .72, 5: .072
+        assert TREE.prune(2).tokens == (10, 11, 13)
         assert TREE.prune(3).tokens == (10, 11, 13, 12)
         assert TREE.prune(3).parents == (-1, 0, 0, 2)
         assert TREE.prune(3).score == (1.0, 0.9, 0.8, 0.9)
