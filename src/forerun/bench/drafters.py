@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from forerun.sequence import Sequence
-from forerun.speculation.drafter import Ask, Drafter, Seen, make_drafter
+from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 DRAFTERS = ("off", "ngram", "oracle", "branches", "random", "garbage")
 
 
 def adversary(name: str, answers: Mapping[str, Seq[int]], vocab_size: int, seed: int = 0) -> Drafter | None:
-    """A fresh drafter by its name in DRAFTERS, None for "off".
+    """A fresh drafter by its name; None for a name that is none of these, such as "off" and the registered ones.
 
     answers  by request id, the tokens that plain decoding gave; the oracles draft from them
 
@@ -25,8 +25,6 @@ def adversary(name: str, answers: Mapping[str, Seq[int]], vocab_size: int, seed:
     garbage   ids that do not exist, wrong roots, more nodes than were asked for
     """
     match name:
-        case "off":
-            return None
         case "oracle":
             return OracleDrafter(answers)
         case "branches":
@@ -36,7 +34,7 @@ def adversary(name: str, answers: Mapping[str, Seq[int]], vocab_size: int, seed:
         case "garbage":
             return GarbageDrafter(vocab_size, seed)
         case _:
-            return make_drafter(name, {})
+            return None
 
 
 class _Stateless:

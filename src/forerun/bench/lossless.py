@@ -112,7 +112,7 @@ def answer_plainly(llm: LLM, cells: Seq[Cell], options: EngineOptions) -> dict[s
 
 def answer_one_plainly(llm: LLM, cell: Cell, options: EngineOptions) -> Answer:
     """Plain decoding of one cell in an engine of its own. Restarts the engine."""
-    return Answer.of(_run(plain_engine(llm, options), [request_of(llm, cell)])[0])
+    return Answer.of(run_requests(plain_engine(llm, options), [request_of(llm, cell)])[0])
 
 
 def plain_engine(llm: LLM, options: EngineOptions) -> Engine:
@@ -137,15 +137,15 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     answers = {name: answer.tokens for name, answer in plain.items()}
     drafter = adversary(setting.drafter, answers, llm.model.spec.vocab_size)
     llm.reconfigure(
-        speculation=drafter or "off",
+        speculation=drafter or setting.drafter,
         options=replace(options, max_num_seqs=setting.batch, max_chunk=setting.chunk, prefix_caching=setting.cache),
         kv_blocks=tight_blocks(cells, options.block_size) if setting.tight else None,
     )
     engine = llm.engine
     if setting.cache:
         warm = max(cells, key=lambda cell: len(cell.prompt))
-        _run(engine, [request_of(llm, replace(warm, params=replace(warm.params, max_tokens=1, min_tokens=0)))])
-    sequences = _run(engine, [request_of(llm, cell) for cell in cells])
+        run_requests(engine, [request_of(llm, replace(warm, params=replace(warm.params, max_tokens=1, min_tokens=0)))])
+    sequences = run_requests(engine, [request_of(llm, cell) for cell in cells])
     if engine.stats.failed_steps or engine.speculator.stats.drafter_errors:
         raise RuntimeError(f"a step or a drafter failed under {setting}; the log says why")
     return _row(setting, cells, sequences, plain, options.block_size)
@@ -156,7 +156,8 @@ def tight_blocks(cells: Seq[Cell], block_size: int) -> int:
     return max(-(-(len(cell.prompt) + (cell.params.max_tokens or 0)) // block_size) for cell in cells)
 
 
-def _run(engine: Engine, requests: Seq[Request]) -> list[Sequence]:
+def run_requests(engine: Engine, requests: Seq[Request]) -> list[Sequence]:
+    """Run requests of one choice each to their ends, together."""
     sequences = [engine.add(request)[0] for request in requests]
     try:
         while engine.has_work:
