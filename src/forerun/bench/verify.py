@@ -35,7 +35,7 @@ from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
 
 BATCHES = (1, 3, 8)
-CHUNKS = (0, 1, 7, 16)
+CHUNKS = (0, 3, 7, 16)
 QUICK_S = 36.0  # of the 40 s that a quick run may take; the rest is for starting Python
 
 SAMPLINGS: dict[str, SamplingParams] = {
@@ -163,40 +163,42 @@ def measure_step(llm: LLM, cell: Cell, options: EngineOptions) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run: `settings` on all threads, then `on_one_thread`, until `deadline_s` on perf_counter's clock."""
+    """What will run: `settings` on all threads, then `on_one_thread` after a second load."""
 
     cells: list[Cell]
     settings: list[Setting]
     on_one_thread: list[Setting]
-    estimate_s: float
-    deadline_s: float = math.inf
+    estimate_s: float  # loads not counted
 
     @property
-    def num_cells(self) -> int:
+    def num_answers(self) -> int:
         """Comparisons in all, and the plain answers they need."""
         return len(self.cells) * (1 + len(self.settings) + len(self.on_one_thread))
 
 
 SIZES = ((12, 32), (12, 24), (10, 20), (8, 16), (6, 12), (4, 8))  # (prompts, new tokens), the first for a full run
+ONE_THREAD_SHARE = 0.25  # of a quick run's time, when there is time for a second load
 
 
-def make_plan(llm: LLM, options: EngineOptions, threads: int, step_s: float, left_s: float | None) -> Plan:
-    """The full plan, or for `left_s` seconds the quick one, as large as fits.
+def full_plan(llm: LLM, threads: int, step_s: float) -> Plan:
+    """Every setting. threads  of the model as it is loaded; one thread needs no comparison with one thread"""
+    return _plan(make_cells(llm, *SIZES[0]), all_settings(threads), rotating_settings(1) if threads > 1 else [], step_s)
 
-    threads  of the model as it is loaded; with one there is nothing to compare with one thread
-    """
-    deadline = math.inf if left_s is None else time.perf_counter() + left_s
-    settings = rotating_settings(threads) if left_s is not None else all_settings(threads)
-    on_one = rotating_settings(1) if threads > 1 else []
-    if left_s is not None:
-        on_one = on_one[: len(DRAFTERS)]  # one pass
-    for size in SIZES:
-        cells = make_cells(llm, *size)
-        seconds = estimate_s([Setting()], cells, step_s) + estimate_s(settings, cells, step_s)
-        seconds += estimate_s(on_one, cells, step_s * min(threads, 2))  # a step is bound by memory before long
-        if left_s is None or seconds < left_s:
-            break
-    return Plan(cells, settings, on_one, seconds, deadline)
+
+def quick_plan(llm: LLM, threads: int, one_thread: bool, step_s: float, left_s: float) -> Plan:
+    """The rotating settings, over as many and as long answers as `left_s` seconds allow."""
+    on_one = rotating_settings(1)[: len(DRAFTERS)] if one_thread else []
+    plans = (_plan(make_cells(llm, *size), rotating_settings(threads), on_one, step_s) for size in SIZES)
+    plan = next((plan for plan in plans if plan.estimate_s < left_s), None)
+    return plan or replace(
+        _plan(make_cells(llm, *SIZES[-1]), rotating_settings(threads), on_one, step_s), estimate_s=max(0.0, left_s)
+    )
+
+
+def _plan(cells: list[Cell], settings: list[Setting], on_one: list[Setting], step_s: float) -> Plan:
+    seconds = estimate_s([Setting(), *settings], cells, step_s)
+    seconds += estimate_s(on_one, cells, step_s * 2)  # a step is bound by memory before long
+    return Plan(cells, settings, on_one, seconds)
 
 
 def verify(
@@ -212,24 +214,28 @@ def verify(
 
     load      loads the model with `options` and so many threads; called once, and once more for one thread
     quick     the quick plan, cut to QUICK_S
-    announce  is told the plan before it runs, and returns what will be told the progress in cells
+    announce  is told the plan before it runs, and returns what will be told the progress in answers
     """
     start = time.perf_counter()
     llm = load(threads)
     load_s = time.perf_counter() - start
     step_s = measure_step(llm, make_cells(llm, 1, 1)[0], options)
-    left_s = QUICK_S - (time.perf_counter() - start) - (load_s if threads > 1 else 0) if quick else None
-    plan = make_plan(llm, options, threads, step_s, left_s)
-    if quick and load_s > QUICK_S / 4:  # a second load would leave no time for its settings
-        plan = replace(plan, on_one_thread=[], deadline_s=plan.deadline_s + load_s)
+    deadline = start + QUICK_S if quick else math.inf
+    if quick:
+        one_thread = threads > 1 and load_s < QUICK_S / 4
+        left_s = deadline - time.perf_counter() - (load_s if one_thread else 0.0)
+        plan = quick_plan(llm, threads, one_thread, step_s, left_s)
+        reserved_s = load_s + left_s * ONE_THREAD_SHARE if one_thread else 0.0
+    else:
+        plan, reserved_s = full_plan(llm, threads, step_s), 0.0
     verdict = Verdict(llm.numerics_id, step_s=step_s)
     run = _Run(plan, options, verdict, announce(plan), stop_at_first)
     run.answer(llm)
-    run.compare(llm, plan.settings)
+    run.compare(llm, plan.settings, deadline - reserved_s)
     if plan.on_one_thread and not run.is_over:
         del llm  # its memory is needed
         gc.collect()
-        run.compare(load(1), plan.on_one_thread)
+        run.compare(load(1), plan.on_one_thread, deadline)
     verdict.seconds = time.perf_counter() - start
     return verdict
 
@@ -256,17 +262,23 @@ class _Run:
             self._plain[cell.name] = answer_one_plainly(llm, cell, self._options)
             self._advance(1)
 
-    def compare(self, llm: LLM, settings: Seq[Setting]) -> None:
-        """Compare under each setting while there is time."""
+    def compare(self, llm: LLM, settings: Seq[Setting], deadline: float) -> None:
+        """Compare under each setting that is expected to end before `deadline`, on perf_counter's clock."""
+        spent_s = all_estimated_s = 0.0  # of settings compared so far: corrects the estimate of the next one
         for setting in settings:
             if self.is_over:
                 return
-            if time.perf_counter() > self._plan.deadline_s:
+            estimated_s = estimate_s([setting], self._plan.cells, self._verdict.step_s)
+            correction = spent_s / all_estimated_s if all_estimated_s else 1.0
+            start = time.perf_counter()
+            if start + estimated_s * correction > deadline:
                 self._verdict.skipped.append(setting)
                 continue
             self._verdict.rows.append(compare(llm, setting, self._plan.cells, self._plain, self._options))
+            spent_s += time.perf_counter() - start
+            all_estimated_s += estimated_s
             self._advance(len(self._plan.cells))
 
     def _advance(self, cells: int) -> None:
         self._done += cells
-        self._progress(self._done, self._plan.num_cells)
+        self._progress(self._done, self._plan.num_answers)
