@@ -102,13 +102,14 @@ def favourites(ask):
     return DraftTree.from_paths(tokens[-1], paths)
 
 
-def mixed(ask, other=RandomDrafter(3, vocab=V)):
+def mixed():
     """Both kinds of trees by turns."""
-    return favourites(ask) if len(ask.sequence.tokens) % 3 else other.tree(ask)
+    other = RandomDrafter(3, vocab=V)
+    return ScriptedDrafter(lambda ask: favourites(ask) if len(ask.sequence.tokens) % 3 else other.tree(ask))
 
 
 DRAFTERS = {
-    "mixed": lambda: ScriptedDrafter(mixed),
+    "mixed": mixed,
     "random trees": lambda: RandomDrafter(3, vocab=V),
     "favourites": lambda: ScriptedDrafter(favourites),
     "none": lambda: None,

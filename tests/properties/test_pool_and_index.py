@@ -62,11 +62,14 @@ class Cache(RuleBasedStateMachine):
     def publish(self, data):
         sequence = data.draw(st.sampled_from(self.live))
         upto = data.draw(st.integers(0, len(sequence.tokens)))
+        is_first = not sequence.block_digests
         for block in self.index.publish(sequence, upto):
             assert block in sequence.block_ids[: upto // SIZE]
             self.pool.mark_indexed(block)
-        # What was published is found again, at least to the last full block.
-        assert self.index.match(sequence.tokens, sequence.request.salt).num_tokens >= upto // SIZE * SIZE
+        # Published in one go it is all found again. In several, a twin's block that stood for the first part may have
+        # been reused between.
+        if is_first:
+            assert self.index.match(sequence.tokens, sequence.request.salt).num_tokens >= upto // SIZE * SIZE
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

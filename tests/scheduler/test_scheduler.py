@@ -115,6 +115,15 @@ class TestOrder:
             engine.add(request(prompt_of(seed, 10), n=2))
         drive(engine, lambda selection: len(selection.shares) <= max_num_seqs or pytest.fail("too many"))
 
+    def test_a_preempted_sequence_is_published_again(self):
+        """Its blocks were reused meanwhile; when it is done, all of it can be found again."""
+        engine = Setup(num_blocks=7).engine()
+        sequences = [engine.add(request(prompt_of(s, 30), max_tokens=34, ignore_eos=True))[0] for s in range(2)]
+        drive(engine)
+        last = sequences[1]
+        assert last.stats.preemptions > 0
+        assert engine.scheduler.index.match(last.tokens).num_tokens == 48
+
 
 class TestDrafts:
     def test_drafts_never_cost_another_sequence_its_blocks(self):
@@ -126,11 +135,14 @@ class TestDrafts:
         assert engine.scheduler.num_preemptions == 0
 
     def test_drafts_use_what_the_last_block_still_holds(self):
-        engine = Setup(drafter=RandomDrafter(1, chain=True), num_blocks=1, max_model_len=16, max_depth=15).engine()
-        engine.add(request(prompt_of(1, 6), max_tokens=10, ignore_eos=True))
+        """Both want 12 nodes behind 7 tokens; the one block that is free goes to the older."""
+        drafter = RandomDrafter(1, chain=True)
+        engine = Setup(drafter=drafter, num_blocks=3, max_depth=15, prefix_caching=False).engine()
+        for seed in range(2):
+            engine.add(request(prompt_of(seed, 6), max_tokens=14, ignore_eos=True))
         rooms = []
-        drive(engine, lambda selection: rooms.extend(share.max_nodes for share in selection.shares))
-        assert max(rooms) > 4
+        drive(engine, lambda selection: rooms.append([share.max_nodes for share in selection.shares]))
+        assert rooms[:2] == [[0, 0], [12, 9]]
 
     def test_rows_and_outputs_are_respected(self):
         setup = Setup(drafter=RandomDrafter(2), max_rows=20, max_outputs=10, max_num_seqs=6, max_depth=9)
