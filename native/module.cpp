@@ -11,6 +11,7 @@
 #include "cpu_features.h"
 #include "dispatch.h"
 #include "kv_store.h"
+#include "measure.h"
 #include "memory.h"
 #include "packed_matrix.h"
 #include "program.h"
@@ -185,6 +186,7 @@ NB_MODULE(_native, m) {
     forerun::bind_machine(m);
     forerun::bind_memory(m);
     forerun::bind_program(m);
+    bind_measure(m);
 #ifdef FORERUN_HAS_DRAW
     bind_draw(m);
 #endif

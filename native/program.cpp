@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 namespace forerun {
@@ -211,8 +212,20 @@ void Program::run(const BatchArrays& batch, KvStore& store) {
     check_batch(batch, store);
     if (batch.num_rows == 0) return;
     const FloatEnvironment environment;
-    for (const Op& op : ops_)
-        run_op(op, batch, store);
+    if (op_ns_.empty()) {
+        for (const Op& op : ops_)
+            run_op(op, batch, store);
+        return;
+    }
+    for (size_t i = 0; i < ops_.size(); ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        run_op(ops_[i], batch, store);
+        op_ns_[i] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+    }
+}
+
+bool Program::runs_on_outputs(const Op& op) const {
+    return op.kind != Kind::kEmbed && op.kind != Kind::kSelectOutputs && buffer(op.a).on_outputs;
 }
 
 // f(begin, end) over ranges of rows; on this thread alone when the work is small.
@@ -229,8 +242,7 @@ void Program::for_rows(int rows, size_t work_per_row, const F& f) {
 }
 
 void Program::run_op(const Op& op, const BatchArrays& batch, const KvStore& store) {
-    const bool on_outputs = op.kind != Kind::kEmbed && op.kind != Kind::kSelectOutputs && buffer(op.a).on_outputs;
-    const int rows = on_outputs ? batch.num_outputs : batch.num_rows;
+    const int rows = runs_on_outputs(op) ? batch.num_outputs : batch.num_rows;
     const size_t lda = op.a.width ? stride(op.a) : 0, ldb = op.b.width ? stride(op.b) : 0;
     const size_t ldo = op.out.width ? stride(op.out) : 0;
     switch (op.kind) {

@@ -60,6 +60,19 @@ class Program {
     // anything is computed, when an index would leave its array.
     void run(const BatchArrays& batch, KvStore& store);
 
+    // ---- timing, for benches and the profiler ----
+    // What an operation is: columns read and written by one row, and the packed weights behind it.
+    struct OpShape {
+        const char* kind;
+        int layer, inputs, outputs, num_heads, num_kv_heads;
+        size_t weight_bytes;
+        bool on_outputs;  // runs on the output rows only
+    };
+    std::vector<OpShape> op_shapes() const;  // in the order in which they run; in measure.cpp
+    // From now on every run leaves the nanoseconds of each operation in op_ns(), or no longer.
+    void time_ops(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
+    const std::vector<int64_t>& op_ns() const { return op_ns_; }
+
     float* logits() const { return pointer(logits_); }
     int logits_width() const { return logits_.width; }
     int max_outputs() const { return max_outputs_; }
@@ -100,6 +113,7 @@ class Program {
     void check_width(View view, int width, const char* what) const;
     void check_heads(View view, int num_heads, const char* what) const;
     void push(Op op);
+    bool runs_on_outputs(const Op& op) const;
 
     void check_batch(const BatchArrays& batch, const KvStore& store) const;
     void check_sequence(const BatchArrays& batch, const KvStore& store, int sequence) const;
@@ -132,6 +146,7 @@ class Program {
     float* scratch_ = nullptr;     // per thread
     float* partial_ = nullptr;     // attention states of spans computed apart
     std::vector<AttentionTask> tasks_, merges_;
+    std::vector<int64_t> op_ns_;  // empty unless operations are timed
 };
 
 }  // namespace forerun
