@@ -136,10 +136,14 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     """
     answers = {name: answer.tokens for name, answer in plain.items()}
     drafter = adversary(setting.drafter, answers, llm.model.spec.vocab_size)
+    longest = longest_blocks(cells, options.block_size)
+    blocks = longest if setting.tight else min(llm.kv_layout.num_blocks, 2 * longest * setting.batch)
+    # A run before this one may have left the very KV that a mistake would fail to write.
+    llm.backend.clear_blocks(range(blocks))
     llm.reconfigure(
         speculation=drafter or setting.drafter,
         options=replace(options, max_num_seqs=setting.batch, max_chunk=setting.chunk, prefix_caching=setting.cache),
-        kv_blocks=tight_blocks(cells, options.block_size) if setting.tight else None,
+        kv_blocks=blocks,
     )
     engine = llm.engine
     if setting.cache:
@@ -151,8 +155,8 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     return _row(setting, cells, sequences, plain, options.block_size)
 
 
-def tight_blocks(cells: Seq[Cell], block_size: int) -> int:
-    """KV blocks that hold the longest request and not one more, so that a batch cannot run to its end together."""
+def longest_blocks(cells: Seq[Cell], block_size: int) -> int:
+    """KV blocks that hold the longest request and not one more."""
     return max(-(-(len(cell.prompt) + (cell.params.max_tokens or 0)) // block_size) for cell in cells)
 
 
