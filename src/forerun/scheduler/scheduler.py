@@ -163,8 +163,7 @@ class Scheduler:
         prefilling = [sequence for sequence in self.running if sequence.id not in chosen]
         rows = sum(1 + share.max_nodes for share in selection.shares)
         keys = sum((1 + share.max_nodes) * len(share.sequence.tokens) for share in selection.shares)
-        outputs_left = self.config.max_outputs - rows
-        rows_left = self.config.max_rows - rows
+        rows_left = self.config.max_rows - rows  # drafting left a row and an output to each of them
         if selection.shares and prefilling:
             left_s = self.config.prefill_step_s - self.step_time.predict(rows, keys)
             context = max(sequence.num_computed for sequence in prefilling)
@@ -175,12 +174,8 @@ class Scheduler:
         for index, sequence in enumerate(prefilling):
             part = -(-rows_left // (len(prefilling) - index))
             count = min(sequence.num_pending, part, self.config.max_chunk or part)
-            if count == sequence.num_pending and outputs_left == 0:
-                count -= 1
-            if count > 0:
-                outputs_left -= count == sequence.num_pending
-                rows_left -= count
-                selection.shares.append(Share(sequence, count))
+            rows_left -= count
+            selection.shares.append(Share(sequence, count))
 
     # ---- blocks ----
 
