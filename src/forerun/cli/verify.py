@@ -10,8 +10,27 @@ from forerun.cli.console import print_json, progress, stdout
 from forerun.cli.options import ModelOptions, grouped
 from forerun.cli.render import note
 from forerun.errors import UsageError
+from forerun.models.progress import Progress
 
 FAULT = "row_ulp"
+
+
+class _Bar:
+    """Progress of the comparison; closed while a model is loaded, since a terminal shows one bar at a time."""
+
+    def __init__(self) -> None:
+        self._opened = contextlib.ExitStack()
+        self._report: Progress | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._report is None:
+            self._report = self._opened.enter_context(progress("Comparing", unit="answers"))
+        self._report(done, total)
+
+    def close(self) -> None:
+        """Take the bar away; the next call brings it back."""
+        self._opened.close()
+        self._report = None
 
 
 @grouped
@@ -28,31 +47,29 @@ def verify(
     if self_test and model.backend != "cpu":
         raise UsageError("--self-test injects its error into the cpu backend: leave --backend out")
 
-    from forerun.backends.base import Progress
     from forerun.backends.cores import default_threads
     from forerun.bench import verify as checks
     from forerun.cli.load import engine_options, load_llm, model_name
     from forerun.cli.verify_report import conclusion, document, duration, table
+    from forerun.llm import LLM
 
     options = replace(engine_options(model), fault=FAULT if self_test else None)
     threads = 1 if model.backend == "reference" else (default_threads() if model.threads is None else model.threads)
-    with contextlib.ExitStack() as bars:
+    bar = _Bar()
 
-        def announce(plan: checks.Plan) -> Progress:
-            settings = len(plan.settings) + len(plan.on_one_thread)
-            note(
-                f"{len(plan.cells)} prompts under {settings} settings against plain decoding, "
-                f"about {duration(plan.estimate_s)}"
-            )
-            return bars.enter_context(progress("Comparing", unit="answers"))
+    def load(threads: int) -> LLM:
+        bar.close()
+        return load_llm(replace(model, threads=threads), "off", options)
 
+    def announce(plan: checks.Plan) -> Progress:
+        settings = len(plan.settings) + len(plan.on_one_thread)
+        time = duration(plan.estimate_s)
+        note(f"{len(plan.cells)} prompts under {settings} settings against plain decoding, about {time}")
+        return bar
+
+    with contextlib.closing(bar):
         verdict = checks.verify(
-            lambda threads: load_llm(replace(model, threads=threads), "off", options),
-            options,
-            threads,
-            quick=quick or self_test,
-            stop_at_first=self_test,
-            announce=announce,
+            load, options, threads, quick=quick or self_test, stop_at_first=self_test, announce=announce
         )
     passed = verdict.is_equal if not self_test else verdict.first_difference is not None
     if json:
