@@ -15,10 +15,11 @@ def test_the_engine_says_what_plain_decoding_says(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chunk", AXES["chunk"])
 @pytest.mark.parametrize("drafter", AXES["drafter"])
-def test_every_combination(drafter):
+def test_every_combination(drafter, chunk):
     for case in all_cases():
-        if case.drafter == drafter:
+        if (case.drafter, case.chunk) == (drafter, chunk):
             assert mismatches(case, setup_of(case).engine()) == [], case
 
 

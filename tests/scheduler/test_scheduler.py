@@ -123,6 +123,7 @@ class TestOrder:
         last = sequences[1]
         assert last.stats.preemptions > 0
         assert engine.scheduler.index.match(last.tokens).num_tokens == 48
+        assert last.stats.cached_prompt_tokens == 0  # finding its own blocks again is no saving
 
 
 class TestDrafts:
