@@ -117,7 +117,7 @@ class TestOrder:
 
     def test_a_preempted_sequence_is_published_again(self):
         """Its blocks were reused meanwhile; when it is done, all of it can be found again."""
-        engine = Setup(num_blocks=7).engine()
+        engine = Setup(num_blocks=5).engine()
         sequences = [engine.add(request(prompt_of(s, 30), max_tokens=34, ignore_eos=True))[0] for s in range(2)]
         drive(engine)
         last = sequences[1]
