@@ -56,7 +56,15 @@ def test_an_engine_that_depends_on_the_batch_is_not_equal(tiny_model: Path) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"prompt_tokens": 0}, {"new_tokens": 1}, {"repeats": 0}, {"batches": ()}, {"batches": (0,)}, {"speculations": ()}],
+    [
+        {"prompt_tokens": 0},
+        {"new_tokens": 1},
+        {"repeats": 0},
+        {"batches": ()},
+        {"batches": (0,)},
+        {"speculations": ()},
+        {"temperature": -1.0},
+    ],
 )
 def test_nothing_to_measure_is_refused(change: dict) -> None:
     with pytest.raises(UsageError):
@@ -79,3 +87,10 @@ def test_an_unknown_drafter_is_refused_before_loading() -> None:
     check_speculation(("off", "ngram", "auto"))
     with pytest.raises(UsageError, match="unknown drafter 'fast'"):
         check_speculation(("off", "fast"))
+
+
+def test_sampled_answers_are_equal_too(tiny_model: Path) -> None:
+    results, _ = run(tiny_model, replace(WISH, repeats=1, temperature=5.0))
+    assert all(result.is_equal for result in results)
+    greedy, _ = run(tiny_model, replace(WISH, repeats=1))
+    assert results[1].mean_accepted_len < greedy[1].mean_accepted_len

@@ -63,6 +63,7 @@ def test_quality(cli: Cli, tiny_model: Path) -> None:
     [
         (("decode", "--batch", "1,x"), "'1,x' is no list of whole numbers"),
         (("decode", "--batch", "0"), "batch size of at least 1"),
+        (("decode", "--temperature", "-1"), "temperature must be between 0 and 100"),
         (("decode", "--speculation", "magic"), "unknown drafter 'magic'"),
         (("decode", "--prompt-tokens", "100000"), "100128 tokens but the context holds 1024"),
         (("quality", "--tokens", "0"), "between 1 and"),

@@ -1,6 +1,7 @@
 """`bench decode`: how fast prompts are read and answers written, and whether the answers are equal all the same.
 
-Prompts are excerpts of the corpus; greedy; no answer ends early; the prefix cache is off. The settings are timed in
+Prompts are excerpts of the corpus; no answer ends early; the prefix cache is off. Greedy answers of a small model soon
+repeat themselves, which n-grams foresee: a temperature shows how much of a speed-up that is. The settings are timed in
 turns, so that a machine that slows down slows them all, and medians count. An untimed pass compares tokens and logits.
 
     prefill tokens/s   prompt tokens over the time until the last prompt of the batch has its first token
@@ -27,19 +28,24 @@ from forerun.speculation.drafter import make_drafter
 
 @dataclass(frozen=True)
 class DecodeWish:
-    """What to measure: every batch size with every speculation, `repeats` times. Raises UsageError."""
+    """What to measure: every batch size with every speculation, `repeats` times; seeded above temperature 0.
+
+    Raises UsageError.
+    """
 
     prompt_tokens: int = 128
     new_tokens: int = 128
     batches: tuple[int, ...] = (1, 4, 16)
     speculations: tuple[str, ...] = ("off", "ngram")
     repeats: int = 3
+    temperature: float = 0.0
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or self.new_tokens < 2 or self.repeats < 1:
             raise UsageError("at least 1 prompt token, 2 new tokens and 1 repeat are needed to measure anything")
         if not self.batches or min(self.batches) < 1 or not self.speculations:
             raise UsageError("at least one speculation setting and one batch size of at least 1 are needed")
+        SamplingParams(temperature=self.temperature)  # raises
 
     @property
     def num_runs(self) -> int:
@@ -131,7 +137,7 @@ def peak_memory() -> int:
 def _cells(llm: LLM, wish: DecodeWish) -> list[Cell]:
     tokens = llm.tokenizer.encode(corpus.text())
     prompts = corpus.excerpts(tokens, wish.prompt_tokens, max(wish.batches))
-    params = SamplingParams(max_tokens=wish.new_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=wish.new_tokens, ignore_eos=True, temperature=wish.temperature, seed=1)
     return [Cell(f"excerpt-{index}", prompt, params) for index, prompt in enumerate(prompts)]
 
 

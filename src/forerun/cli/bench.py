@@ -1,7 +1,7 @@
 """`forerun bench`: measurements of speed and of quality, which check equality too."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -24,24 +24,34 @@ def parse_counts(text: str) -> tuple[int, ...]:
         raise UsageError(f"{text!r} is no list of whole numbers: write them like 1,4,16") from None
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What `bench decode` measures."""
+
+    prompt_tokens: Annotated[int, typer.Option(help="Length of each prompt.")] = 128
+    new_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128
+    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences that run together.")] = "1,4,16"
+    speculation: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Drafters, and off.")] = "off,ngram"
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="Of the answers; 0 is greedy.")] = 0.0
+    repeats: Annotated[int, typer.Option(help="Timed runs of every setting; medians count.")] = 3
+
+
 @app.command("decode")
 @grouped
-def decode(
-    model: ModelOptions,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of each prompt.")] = 128,
-    new_tokens: Annotated[int, typer.Option(help="Length of each answer.")] = 128,
-    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Sequences that run together.")] = "1,4,16",
-    speculation: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="Drafters, and off.")] = "off,ngram",
-    repeats: Annotated[int, typer.Option(help="Timed runs of every setting; medians count.")] = 3,
-    json: Json = False,
-) -> int:
+def decode(model: ModelOptions, workload: Workload, json: Json = False) -> int:
     """Prefill and decode speed for batch sizes and drafters; exit code 1 if their answers are not equal."""
     from forerun.bench.decode import DecodeResult, DecodeWish, bench_decode, check_speculation
     from forerun.cli.load import engine_options, load_llm, model_name
 
-    names = tuple(speculation.split(","))
-    check_speculation(names)
-    wish = DecodeWish(prompt_tokens, new_tokens, parse_counts(batch), names, repeats)
+    wish = DecodeWish(
+        prompt_tokens=workload.prompt_tokens,
+        new_tokens=workload.new_tokens,
+        batches=parse_counts(workload.batch),
+        speculations=tuple(workload.speculation.split(",")),
+        repeats=workload.repeats,
+        temperature=workload.temperature,
+    )
+    check_speculation(wish.speculations)
     options = wish.options(engine_options(model))
     llm = load_llm(model, "off", options)
     with progress("Measuring", unit="runs") as report:
@@ -56,7 +66,7 @@ def decode(
             {
                 "model": model_name(model),
                 "equal": equal,
-                "settings": asdict(wish) | {"prefix_cache": False, "temperature": 0.0},
+                "settings": asdict(wish) | {"prefix_cache": False},
                 "results": [entry(result) for result in results],
                 "memory_bytes": asdict(llm.backend.memory()),
                 **_circumstances(model, llm.numerics_id),
