@@ -193,18 +193,21 @@ void bind_limits(nb::module_& m) {
         "Instructions that multiply numbers, as far as this CPU has them.");
     m.def(
         "multiply_rate",
-        [](int loop, int64_t rounds, ThreadPool& pool) {
+        [](int loop, double at_least, ThreadPool& pool) {
             const MultiplyLoop& chosen = loop_at(multiply_loops(), loop);
-            const double seconds = seconds_of([&] {
-                pool.run(pool.size(), [&](int, int) {
-                    const double sum = chosen.multiply(rounds);
-                    unread_sum.fetch_add(sum > 0, std::memory_order_relaxed);
+            for (int64_t rounds = 1024;; rounds *= 2) {
+                const double seconds = seconds_of([&] {
+                    pool.run(pool.size(), [&](int, int) {
+                        const double sum = chosen.multiply(rounds);
+                        unread_sum.fetch_add(sum > 0, std::memory_order_relaxed);
+                    });
                 });
-            });
-            return chosen.operations * static_cast<double>(rounds) * pool.size() / seconds;
+                if (seconds >= at_least) return chosen.operations * static_cast<double>(rounds) * pool.size() / seconds;
+            }
         },
-        "loop"_a, "rounds"_a, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),
-        "Operations per second of one of multiply_loops() on every thread of the pool; a multiply-add is two.");
+        "loop"_a, "at_least"_a, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Operations per second of one of multiply_loops() on all threads of the pool, from a run of at least so many "
+        "seconds; a multiply-add is two operations.");
 }
 
 void bind_op_times(nb::module_& m) {

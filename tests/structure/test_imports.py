@@ -15,7 +15,7 @@ from tests.structure.source_tree import PACKAGE, Module, package_modules
 # rest of `speculation` is not.
 LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"errors": ("errors",)},
-    {"config": ("config",), "machine": ("machine",), "text": ("text",)},
+    {"config": ("config",), "machine": ("machine",), "profile": ("profile",), "text": ("text",)},
     {"data": ("sequence", "sampling.noise", "speculation.tree", "cache.layout", "models.spec")},
     {"step": ("batch", "cache", "sampling")},
     {"models": ("backends.base", "models")},
@@ -31,7 +31,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 CONFINED = {
     "torch": ("backends.cuda", "training"),
     "transformers": ("training",),
-    "forerun._native": ("backends.cpu", "speculation.drafters.suffix"),
+    "forerun._native": ("backends.cpu", "backends.measure", "backends.profiled", "speculation.drafters.suffix"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "flask", "websockets"), ("server",)),
 }
 

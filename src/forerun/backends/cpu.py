@@ -119,6 +119,12 @@ class CpuBackend:
         return self._pool.size
 
     @property
+    def program(self) -> _native.Program:
+        """The native program of the loaded model, for those who time its operations."""
+        assert self._program is not None, "load comes first"
+        return self._program
+
+    @property
     def row_tile(self) -> int:
         """Rows that one pass over the weights serves."""
         return ROW_TILES[self._table]
@@ -183,8 +189,7 @@ class CpuBackend:
 
         Raises ValueError, before anything is computed, when an index of the batch leaves its array.
         """
-        assert self._program is not None, "load comes first"
-        self._program.run(
+        self.program.run(
             self._kv,
             batch.tokens,
             batch.positions,
