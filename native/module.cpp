@@ -14,6 +14,7 @@
 #include "measure.h"
 #include "memory.h"
 #include "packed_matrix.h"
+#include "profile.h"
 #include "program.h"
 #include "thread_pool.h"
 
@@ -187,6 +188,7 @@ NB_MODULE(_native, m) {
     forerun::bind_memory(m);
     forerun::bind_program(m);
     bind_measure(m);
+    bind_profile(m);
 #ifdef FORERUN_HAS_DRAW
     bind_draw(m);
 #endif

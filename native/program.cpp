@@ -1,7 +1,6 @@
 #include "program.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 
 namespace forerun {
@@ -212,20 +211,22 @@ void Program::run(const BatchArrays& batch, KvStore& store) {
     check_batch(batch, store);
     if (batch.num_rows == 0) return;
     const FloatEnvironment environment;
-    if (op_ns_.empty()) {
-        for (const Op& op : ops_)
-            run_op(op, batch, store);
-        return;
-    }
     for (size_t i = 0; i < ops_.size(); ++i) {
-        const auto start = std::chrono::steady_clock::now();
+        if (times_) times_->begin_op(i);
         run_op(ops_[i], batch, store);
-        op_ns_[i] = std::chrono::nanoseconds(std::chrono::steady_clock::now() - start).count();
+        if (times_) times_->end_op();
     }
 }
 
 bool Program::runs_on_outputs(const Op& op) const {
     return op.kind != Kind::kEmbed && op.kind != Kind::kSelectOutputs && buffer(op.a).on_outputs;
+}
+
+// pool_.run, with the times of every task where operations are timed.
+template <class F>
+void Program::run_tasks(int num_tasks, const F& f) {
+    if (!times_) return pool_.run(num_tasks, f);
+    pool_.run(num_tasks, [&](int task, int thread) { times_->time_task(thread, [&] { f(task, thread); }); });
 }
 
 // f(begin, end) over ranges of rows; on this thread alone when the work is small.
@@ -235,7 +236,7 @@ void Program::for_rows(int rows, size_t work_per_row, const F& f) {
     const size_t work = static_cast<size_t>(rows) * work_per_row;
     const int pieces = static_cast<int>(
         std::min({static_cast<size_t>(rows), work / kSerialWork + 1, static_cast<size_t>(4 * pool_.size())}));
-    pool_.run(pieces, [&](int piece, int) {
+    run_tasks(pieces, [&](int piece, int) {
         const int64_t all = rows;
         f(static_cast<int>(all * piece / pieces), static_cast<int>(all * (piece + 1) / pieces));
     });
@@ -320,7 +321,7 @@ void Program::run_linear(const Op& op, int rows) {
     const int by_bytes = static_cast<int>(std::min<size_t>(kLinearTaskBytes / panel_bytes, 1 << 20));
     const int by_balance = matrix.panels() / (2 * pool_.size());
     const int panels = std::max(2, std::min(by_bytes, by_balance) / 2 * 2);
-    pool_.run(ceil_div(matrix.panels(), panels), [&](int task, int) {
+    run_tasks(ceil_div(matrix.panels(), panels), [&](int task, int) {
         table_.linear(args, task * panels, std::min(matrix.panels(), (task + 1) * panels));
     });
 }
@@ -336,7 +337,7 @@ void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStor
         floats = plan_attention(args, batch, true);
         if (floats > partial_floats_) plan_attention(args, batch, false);
     }
-    pool_.run(static_cast<int>(tasks_.size()), [&](int task, int thread) {
+    run_tasks(static_cast<int>(tasks_.size()), [&](int task, int thread) {
         attend(args, tasks_[static_cast<size_t>(task)], scratch_ + scratch_floats_ * static_cast<size_t>(thread));
     });
     for (const AttentionTask& task : merges_)

@@ -16,6 +16,7 @@
 #include "kernel_table.h"
 #include "kv_store.h"
 #include "packed_matrix.h"
+#include "profile.h"
 #include "thread_pool.h"
 
 namespace forerun {
@@ -69,9 +70,10 @@ class Program {
         bool on_outputs;  // runs on the output rows only
     };
     std::vector<OpShape> op_shapes() const;  // in the order in which they run; in measure.cpp
-    // From now on every run leaves the nanoseconds of each operation in op_ns(), or no longer.
-    void time_ops(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
-    const std::vector<int64_t>& op_ns() const { return op_ns_; }
+    // From now on every run leaves the times of its operations behind, or no longer; in profile.cpp.
+    void time_ops(bool on);
+    const OpTimes* times() const { return times_.get(); }
+    std::vector<int64_t> op_ns() const;  // nanoseconds of each operation; empty unless timed
 
     float* logits() const { return pointer(logits_); }
     int logits_width() const { return logits_.width; }
@@ -124,6 +126,8 @@ class Program {
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans);
     template <class F>
+    void run_tasks(int num_tasks, const F& f);
+    template <class F>
     void for_rows(int rows, size_t work_per_row, const F& f);
 
     const KernelTable& table_;
@@ -146,7 +150,7 @@ class Program {
     float* scratch_ = nullptr;     // per thread
     float* partial_ = nullptr;     // attention states of spans computed apart
     std::vector<AttentionTask> tasks_, merges_;
-    std::vector<int64_t> op_ns_;  // empty unless operations are timed
+    std::unique_ptr<OpTimes> times_;  // null unless operations are timed
 };
 
 }  // namespace forerun

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from forerun.backends.base import Backend, SlotMove
 from forerun.batch import Drawn, Outcome
 from forerun.errors import RequestError
+from forerun.profile import NoClock, StepClock
 from forerun.sampling.noise import make_key, random_seed
 from forerun.scheduler.build import build_batch
 from forerun.scheduler.finish import one_line
@@ -48,13 +49,24 @@ class _Result:
 
 
 class Engine:
-    """Runs sequences on a backend. Not thread-safe: one thread adds, steps and aborts."""
+    """Runs sequences on a backend. Not thread-safe: one thread adds, steps and aborts.
 
-    def __init__(self, backend: Backend, scheduler: Scheduler, speculator: Speculator, vocab_size: int) -> None:
+    clock  is told when a phase of a step ends
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        vocab_size: int,
+        clock: StepClock | None = None,
+    ) -> None:
         self._backend = backend
         self.scheduler = scheduler
         self.speculator = speculator
         self.stats = EngineStats()
+        self._clock: StepClock = clock or NoClock()
         self._vocab_size = vocab_size
         self._block_size = scheduler.block_size
         self._ids = itertools.count()
@@ -106,11 +118,16 @@ class Engine:
     def step(self) -> list[Sequence]:
         """Run one step; returns the sequences that got tokens or ended."""
         start = time.perf_counter()
+        self._clock.start_step()
         selection = self.scheduler.select(self.speculator.room)
+        self._clock.end_phase("select")
         if not selection.shares:
             return []
         trees = self._propose(selection)
-        self._backend.copy_blocks(selection.copies)
+        self._clock.end_phase("propose")
+        if selection.copies:
+            self._backend.copy_blocks(selection.copies)
+            self._clock.end_phase("copy")
         results, failed = self._compute(selection.shares, trees)
         advanced = list(failed)
         for result in results:
@@ -147,14 +164,19 @@ class Engine:
 
     def _forward(self, shares: list[Share], trees: list[DraftTree | None]) -> _Result:
         batch = build_batch(shares, trees, self._block_size)
+        self._clock.end_phase("build")
         start = time.perf_counter()
         result = self._backend.forward(batch)
+        self._clock.end_phase("forward")
         drawn = self._backend.draw(result, batch)
         seconds = time.perf_counter() - start
+        self._clock.end_phase("draw")
         self.stats.forward_s += seconds
         self.scheduler.step_time.observe(batch.num_rows, int(batch.positions.sum()) + batch.num_rows, seconds)
         outcomes = iter(verify(batch, drawn))
-        return _Result(shares, [next(outcomes) if tree is not None else None for tree in trees], drawn)
+        verified = [next(outcomes) if tree is not None else None for tree in trees]
+        self._clock.end_phase("verify")
+        return _Result(shares, verified, drawn)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
         sequence.error = one_line(error)
@@ -165,14 +187,19 @@ class Engine:
 
     def _commit(self, result: _Result) -> list[Sequence]:
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
-        self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
+        self._clock.end_phase("commit")
+        if changes.moves:
+            self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
+            self._clock.end_phase("move")
         pairs = [(s.sequence, o) for s, o in zip(result.shares, changes.outcomes, strict=True) if o is not None]
         tainted = [block for sequence, outcome in pairs if not outcome.is_finite for block in sequence.block_ids]
         self.scheduler.settle(result.shares, changes.outcomes)
         self._scrub(tainted)
+        self._clock.end_phase("settle")
         self.speculator.observe([sequence for sequence, _ in pairs], [outcome for _, outcome in pairs])
         for sequence in changes.finished:
             self.speculator.end(sequence)
+        self._clock.end_phase("observe")
         return changes.advanced
 
     def _scrub(self, blocks: Seq[int]) -> None:

@@ -23,6 +23,7 @@ from forerun.machine import available_memory
 from forerun.models.hub import resolve
 from forerun.models.registry import ModelFiles, open_model
 from forerun.models.weights import trim_vocabulary
+from forerun.profile import Profile, process_profile
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation import drafters  # registers the built-in drafters
@@ -58,6 +59,7 @@ class EngineOptions:
     max_outputs     rows of one step whose logits are computed: drawing sequences and their draft nodes
     max_chunk       longest prefill chunk of one sequence, 0 for no limit of its own
     fault           deliberate damage, for `forerun verify --self-test` only
+    profile         records the time of phases and operations; None: that of the process, if FORERUN_PROFILE is 1
     """
 
     backend: str = "cpu"
@@ -70,6 +72,7 @@ class EngineOptions:
     max_outputs: int = 96
     max_chunk: int = 0
     fault: str | None = None
+    profile: Profile | None = None
 
 
 class LLM:
@@ -97,7 +100,8 @@ class LLM:
     ) -> None:
         options = options or EngineOptions()
         config, drafter = _drafting(speculation)
-        self._backend = _make_backend(options, threads)
+        self._profile = options.profile or process_profile()
+        self._backend = _make_backend(options, threads, self._profile)
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
@@ -230,6 +234,7 @@ class LLM:
             scheduler,
             Speculator(drafter, FixedBudget(config, self.max_model_len), vocab_size),
             vocab_size,
+            self._profile,
         )
         template = self.tokenizer.chat_template
         self._template = ChatTemplate(template, self.tokenizer) if template else None
@@ -324,7 +329,7 @@ def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[Speculati
     return speculation, make_drafter(speculation.drafter, speculation.options)
 
 
-def _make_backend(options: EngineOptions, threads: int | None) -> Backend:
+def _make_backend(options: EngineOptions, threads: int | None, profile: Profile | None) -> Backend:
     if threads is not None and threads < 1:
         raise UsageError(f"threads must be at least 1, got {threads}")
     if options.backend == "reference":
@@ -332,6 +337,10 @@ def _make_backend(options: EngineOptions, threads: int | None) -> Backend:
 
         return ReferenceBackend()
     if options.backend == "cpu":
+        if profile is not None:
+            from forerun.backends.profiled import ProfiledCpuBackend
+
+            return ProfiledCpuBackend(profile, threads=threads, isa=options.isa, fault=options.fault)
         from forerun.backends.cpu import CpuBackend
 
         return CpuBackend(threads=threads, isa=options.isa, fault=options.fault)

@@ -1,0 +1,54 @@
+"""ProfiledCpuBackend: a CpuBackend that tells a Profile how long every operation and every draw took.
+
+Operations are told apart by kind, shape and weight format; layers are not.
+"""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from forerun import _native
+from forerun.backends.base import ForwardResult, Limits, LoadedModel, Progress
+from forerun.backends.cpu import CpuBackend, CpuResult
+from forerun.batch import Batch, Drawn
+from forerun.profile import Profile
+
+NAMES = {"rms_norm": "norm", "silu_mul": "silu", "select_outputs": "select"}  # others are named as they are recorded
+
+
+class ProfiledCpuBackend(CpuBackend):
+    """Computes what CpuBackend computes, in the same way, with the clock read around every operation."""
+
+    def __init__(
+        self, profile: Profile, threads: int | None = None, isa: str | None = None, fault: str | None = None
+    ) -> None:
+        super().__init__(threads, isa, fault)
+        self._profile = profile
+        self._names: Sequence[str] = ()
+
+    def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
+        super().load(model, limits, progress)
+        self._names = [_name(shape) for shape in _native.op_shapes(self.program)]
+
+    def forward(self, batch: Batch) -> CpuResult:
+        _native.time_ops(self.program, True)  # again, in case somebody else who timed them has stopped
+        result = super().forward(batch)
+        self._profile.record_ops(self._names, _native.op_spans(self.program))
+        return result
+
+    def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
+        begin = time.perf_counter_ns()
+        drawn = super().draw(result, batch)
+        span = [[begin, time.perf_counter_ns()]]
+        self._profile.record_ops(["draw"], np.array([span, span]))  # all of it on the caller's thread
+        return drawn
+
+
+def _name(shape: _native.OpShape) -> str:
+    """Kind, and for a matrix its shape and the bits of a packed weight."""
+    name = NAMES.get(shape.kind, shape.kind)
+    if shape.kind != "linear":
+        return name
+    bits = 8 * shape.weight_bytes / (shape.inputs * shape.outputs)
+    return f"{name} {shape.inputs} x {shape.outputs}, {bits:.1f} bits"
