@@ -100,6 +100,8 @@ const std::vector<MultiplyLoop>& multiply_loops() {
         std::vector<MultiplyLoop> all;
 #if defined(__x86_64__)
         all = x86_multiply_loops();
+#elif defined(__aarch64__)
+        all = neon_multiply_loops();
 #endif
         all.push_back({"portable_fp32", {}, 2.0 * kPortableLanes, multiply_portable});
         return usable(all);

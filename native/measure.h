@@ -1,7 +1,7 @@
 // The limits of this machine, measured: how fast memory is read and how fast numbers are multiplied.
 //
 // A loop is one way of doing it with one instruction set. Loops of an instruction set are compiled for it in
-// isa/measure_x86.cpp and are offered only when cpu_features() has found what they need.
+// isa/measure_*.cpp and are offered only when cpu_features() has found what they need.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -34,6 +34,8 @@ struct MultiplyLoop {
 #if defined(__x86_64__)
 const std::vector<ReadLoop>& x86_read_loops();
 const std::vector<MultiplyLoop>& x86_multiply_loops();
+#elif defined(__aarch64__)
+const std::vector<MultiplyLoop>& neon_multiply_loops();
 #endif
 
 }  // namespace forerun

@@ -43,7 +43,7 @@ def test_bandwidth_between_and_beyond_the_measured_sizes() -> None:
         ("avx2/k2/w-int4/a-int8/kv-bf16", ("avx2_int8",)),
         ("avx2/k2/w-bf16/a-fp32/kv-int8", ("avx2_fp32",)),
         ("portable/k1/w-bf16/a-bf16/kv-bf16", ("portable_fp32",)),
-        ("neon", ("portable_fp32",)),
+        ("neon/k1/w-bf16/a-fp32/kv-bf16", ("neon_fp32",)),
     ],
 )
 def test_which_peak_binds(numerics_id: str, formats: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ all ways and of all rounds; rounds are spread over a run, so that a disturbed mi
 
 import itertools
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ SIZES = (256 * KB, MB, 4 * MB, *(MB << power for power in range(3, 11)))  # up t
 QUICK_SIZES = (256 * KB, 8 * MB, 64 * MB)
 READ_BYTES = 64 * MB  # a small buffer is read so often that this much is read in all
 MULTIPLY_S = 0.01  # of one sample
+PROMISING = 3  # ways of reading that are tried in every round
 LARGE = 64 * MB  # buffers from here on say how steady the memory is
 
 
@@ -81,23 +83,34 @@ def peak_formats(numerics_id: str) -> tuple[str, ...]:
         return ("avx512_vnni_int8",) if is_int8 else ("avx512_bf16", "avx512_fp32")
     if table.startswith("avx2"):
         return ("avx2_int8",) if is_int8 else ("avx2_fp32",)
-    return ("portable_fp32",)
+    return ("neon_fp32",) if table.startswith("neon") else ("portable_fp32",)
 
 
 @dataclass
 class _Best:
-    """Rates of one quantity: the best of every round."""
+    """Rates of one quantity: the best of every round, and of every way of measuring it."""
 
     rounds: list[float] = field(default_factory=list)
-    loop: int = 0
+    loops: dict[int, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
         return max(self.rounds)
 
     @property
+    def ranking(self) -> list[int]:
+        """Ways of measuring, the fastest first."""
+        return sorted(self.loops, key=lambda loop: -self.loops[loop])
+
+    @property
     def steadiness(self) -> float:
         return sorted(self.rounds)[(len(self.rounds) - 1) // 2] / self.rate
+
+    def add_round(self, rates: Mapping[int, float]) -> None:
+        """Take in the rates of one round, by loop."""
+        self.rounds.append(max(rates.values()))
+        for loop, rate in rates.items():
+            self.loops[loop] = max(rate, self.loops.get(loop, 0.0))
 
 
 class LimitsMeter:
@@ -121,19 +134,19 @@ class LimitsMeter:
         return self._meter.multiply_loops()
 
     def measure_round(self) -> None:
-        """Measure everything once more."""
+        """Measure everything once more; the slower ways of reading in the first round only."""
         for (size, one_thread), best in self._reads.items():
-            loops = range(len(self._meter.read_loops())) if not best.rounds else (best.loop,)
+            loops = best.ranking[:PROMISING] or range(len(self._meter.read_loops()))
             passes = max(1, READ_BYTES // size)
-            rates = {
-                loop: max(self._meter.read_rate(size, passes, loop, one_thread) for _ in range(self._repeats))
-                for loop in loops
-            }
-            best.loop = max(rates, key=rates.__getitem__)
-            best.rounds.append(rates[best.loop])
+            best.add_round(
+                {
+                    loop: max(self._meter.read_rate(size, passes, loop, one_thread) for _ in range(self._repeats))
+                    for loop in loops
+                }
+            )
         for (loop, one_thread), best in self._multiplies.items():
             samples = [self._meter.multiply_rate(loop, MULTIPLY_S, one_thread) for _ in range(self._repeats)]
-            best.rounds.append(max(samples))
+            best.add_round({loop: max(samples)})
 
     def limits(self) -> Limits:
         """The best of all rounds so far; at least one."""
@@ -144,7 +157,7 @@ class LimitsMeter:
         return Limits(
             threads=self._threads,
             bandwidths=tuple(
-                Bandwidth(size, reads[size, True].rate, reads[size, False].rate, names[reads[size, False].loop])
+                Bandwidth(size, reads[size, True].rate, reads[size, False].rate, names[reads[size, False].ranking[0]])
                 for size in self._sizes
             ),
             peaks=tuple(
