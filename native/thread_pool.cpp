@@ -1,5 +1,7 @@
 #include "thread_pool.h"
 
+#include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -9,8 +11,9 @@ namespace {
 
 constexpr int kTaskBits = 20;
 constexpr uint64_t kTaskMask = (uint64_t{1} << kTaskBits) - 1;
-constexpr int kSpins = 1000;             // pauses before a worker sleeps: 50 to 100 microseconds
-constexpr int kSpinsBeforeYield = 2000;  // pauses before the caller offers its core to a late worker
+constexpr std::chrono::nanoseconds kLongestSpin{50'000};  // what waking a thread costs, roughly
+constexpr int kShortest = 6;                              // halvings of the longest spin
+constexpr int kRetryAfter = 64;                           // waits, until a long spin is tried again
 
 void pause_briefly() {
 #if defined(__x86_64__)
@@ -68,6 +71,23 @@ FloatEnvironment::~FloatEnvironment() {
     write_control(saved_);
 }
 
+template <class F>
+bool Spin::until(const F& condition) {
+    const int halvings = ++waits_ % kRetryAfter == 0 ? 0 : halvings_;
+    const auto end = std::chrono::steady_clock::now() + kLongestSpin / (1 << halvings);
+    do {
+        for (int pauses = 0; pauses < 8; ++pauses) {
+            if (condition()) {
+                halvings_ = 0;
+                return true;
+            }
+            pause_briefly();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    halvings_ = std::min(halvings_ + 1, kShortest);
+    return false;
+}
+
 ThreadPool::ThreadPool(int threads) {
     if (threads < 1 || threads > kMaxThreads) {
         throw std::invalid_argument("threads must be between 1 and " + std::to_string(kMaxThreads) + ", got " +
@@ -104,13 +124,12 @@ void ThreadPool::run_job(Job job, int num_tasks) {
     }
     while (run_one(ticket_.load(std::memory_order_acquire), 0)) {
     }
-    for (int spins = 0; finished_.load(std::memory_order_acquire) < num_tasks; ++spins) {
-        if (spins < kSpinsBeforeYield) {
-            pause_briefly();
-        } else {
-            std::this_thread::yield();
-        }
-    }
+    const auto is_done = [&] { return finished_.load() == num_tasks; };
+    if (caller_spin_.until(is_done)) return;
+    std::unique_lock lock(mutex_);
+    caller_sleeps_.store(true);
+    done_.wait(lock, is_done);
+    caller_sleeps_.store(false);
 }
 
 // Claims and runs one task; false when the job has none left.
@@ -118,7 +137,12 @@ bool ThreadPool::run_one(uint64_t ticket, int thread) {
     while (has_task(ticket)) {
         if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
         job_.call(job_.context, static_cast<int>(next_task(ticket)), thread);
-        finished_.fetch_add(1, std::memory_order_acq_rel);
+        const int finished = 1 + finished_.fetch_add(1);
+        // From here on the job may be over and the next one begun: only what was read before counts.
+        if (finished == static_cast<int>(task_count(ticket)) && caller_sleeps_.load()) {
+            const std::lock_guard lock(mutex_);
+            done_.notify_one();
+        }
         return true;
     }
     return false;
@@ -126,18 +150,14 @@ bool ThreadPool::run_one(uint64_t ticket, int thread) {
 
 void ThreadPool::work(int thread) {
     const FloatEnvironment environment;
-    for (int spins = 0; !stopping_.load(std::memory_order_relaxed);) {
-        if (run_one(ticket_.load(std::memory_order_acquire), thread)) {
-            spins = 0;
-        } else if (++spins < kSpins) {
-            pause_briefly();
-        } else {
-            std::unique_lock lock(mutex_);
-            ++sleepers_;
-            wake_.wait(lock, [this] { return stopping_.load() || has_task(ticket_.load()); });
-            --sleepers_;
-            spins = 0;
-        }
+    Spin spin;
+    const auto is_needed = [this] { return stopping_.load() || has_task(ticket_.load()); };
+    while (!stopping_.load(std::memory_order_relaxed)) {
+        if (run_one(ticket_.load(std::memory_order_acquire), thread) || spin.until(is_needed)) continue;
+        std::unique_lock lock(mutex_);
+        ++sleepers_;
+        wake_.wait(lock, is_needed);
+        --sleepers_;
     }
 }
 

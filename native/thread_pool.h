@@ -4,8 +4,8 @@
 // independent of the number of threads.
 //
 // A worker that wakes late finds nothing to do and delays nobody: the job is over when its tasks are, not when all
-// workers have reported. Between jobs workers spin for some tens of microseconds, which covers the serial pieces of a
-// forward pass, then sleep.
+// workers have reported. Only a worker that is suspended in the middle of a task is waited for, asleep, so that the
+// caller's core and its share of time are free for it.
 #pragma once
 
 #include <atomic>
@@ -16,6 +16,21 @@
 #include <vector>
 
 namespace forerun {
+
+// Waits by looking again and again, as long as that pays. Between jobs it does: the next one comes within
+// microseconds, and waking a sleeper takes many. Where cores are short it does not, since the spinner holds the very
+// core or the share of time that the others need; after a few vain spins they are short, with a long one now and then
+// to see whether it pays again.
+class Spin {
+  public:
+    // True as soon as the condition holds, false when it is time to sleep.
+    template <class F>
+    bool until(const F& condition);
+
+  private:
+    int halvings_ = 0;  // of the longest spin
+    unsigned waits_ = 0;
+};
 
 class ThreadPool {
   public:
@@ -60,7 +75,9 @@ class ThreadPool {
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable wake_, done_;
+    std::atomic<bool> caller_sleeps_{false};
+    Spin caller_spin_;
     std::vector<std::thread> workers_;
 };
 
