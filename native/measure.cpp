@@ -21,12 +21,34 @@ namespace forerun {
 
 // Here rather than in program.cpp because only those who measure ask.
 std::vector<Program::OpShape> Program::op_shapes() const {
-    static constexpr const char* kNames[] = {"embed",     "rms_norm", "linear", "rope",          "write_kv",
-                                             "attention", "silu_mul", "add",    "select_outputs"};
+    // A switch, so that the compiler misses the name of a new kind.
+    const auto name = [](Kind kind) {
+        switch (kind) {
+            case Kind::kEmbed:
+                return "embed";
+            case Kind::kRmsNorm:
+                return "rms_norm";
+            case Kind::kLinear:
+                return "linear";
+            case Kind::kRope:
+                return "rope";
+            case Kind::kWriteKv:
+                return "write_kv";
+            case Kind::kAttention:
+                return "attention";
+            case Kind::kSiluMul:
+                return "silu_mul";
+            case Kind::kAdd:
+                return "add";
+            case Kind::kSelectOutputs:
+                return "select_outputs";
+        }
+        return "unnamed";
+    };
     std::vector<OpShape> shapes;
     for (const Op& op : ops_) {
         const PackedMatrix* matrix = op.matrix;
-        shapes.push_back({.kind = kNames[static_cast<size_t>(op.kind)],
+        shapes.push_back({.kind = name(op.kind),
                           .layer = op.layer,
                           .inputs = op.a.width + op.b.width,
                           .outputs = op.out.width,
