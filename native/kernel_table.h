@@ -24,7 +24,11 @@ constexpr int kTileElements = kLanes * kTileDepth;
 constexpr int kChunk = 64;
 constexpr int kSpan = 512;
 constexpr int kGroupsPerChunk = kChunk / kLanes;
-constexpr int kMaxTaskQueries = 32;  // (row, head) pairs of one attention task
+constexpr int kMaxTaskQueries = 32;   // (row, head) pairs of one attention task
+constexpr int kMaxTileQueries = 128;  // of one over tiled KV: 16 rows of 8 heads read their keys once
+constexpr int kMaxTileHead = 256;     // largest head that is tiled
+constexpr int kStepPositions = 32;    // positions that one tile product sums
+constexpr int kStepsPerChunk = kChunk / kStepPositions;
 
 // out[r, n] = sum over k of x[r, k] * w[n, k], then + bias[n]. w as in packed_matrix.h.
 struct LinearArgs {
@@ -46,6 +50,7 @@ struct KvLayer {
     int block_size;      // S, a multiple of kLanes
     int num_heads;       // G
     int head_dim;        // D
+    bool is_tiled;       // K and V are laid out for tile products
 };
 
 struct WriteKvArgs {
@@ -76,6 +81,7 @@ struct AttentionArgs {
     const int32_t* positions;   // [R]
     const int32_t* slots;       // [R]
     const uint64_t* ancestors;  // [R]
+    int window;                 // a row sees this many positions, its own the last of them; 0: all before it too
 };
 
 // Queries are the (row, head of the group) pairs of one sequence and key/value head, numbered row-major.
@@ -84,11 +90,12 @@ struct AttentionTask {
     int kv_head;
     int query_begin, query_end;
     int span_begin, span_end;
-    float* partial;  // null: merge the spans and write `out`; else store the states here, [span][query][2 + D padded]
+    float* partial;  // null: merge the spans and write `out`; else leave the states of the spans here, in order
 };
 
 struct KernelTable {
     const char* name;
+    bool tiles_kv;  // it takes bfloat16 KV as tiles, see kv_store.h
 
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
@@ -106,11 +113,12 @@ struct KernelTable {
     void (*add)(const float* x, size_t ldx, const float* y, size_t ldy, int rows, int width, float* out, size_t ldo);
     void (*write_kv_bf16)(const WriteKvArgs& args, int row_begin, int row_end);
     void (*write_kv_fp32)(const WriteKvArgs& args, int row_begin, int row_end);
-    // `scratch` holds attention_scratch_floats(D) floats, 64-byte aligned, private to the thread.
+    // `scratch` holds attention_scratch_floats(tiles_kv, D) floats, 64-byte aligned, private to the thread.
     void (*attention_bf16)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
     void (*attention_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
-    // Merges the states that tasks left in `partial` (all spans from 0) and writes `out`.
-    void (*attention_merge)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+    // Merges the states that tasks left in `partial`, those of the spans of `task`, and writes `out`.
+    void (*merge_bf16)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+    void (*merge_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
 };
 
 constexpr int padded(int width) {
@@ -122,22 +130,60 @@ constexpr size_t attention_state_floats(int head_dim) {
     return static_cast<size_t>(kLanes + padded(head_dim));
 }
 
-constexpr size_t attention_scratch_floats(int head_dim) {
+constexpr size_t plain_scratch_floats(int head_dim) {
     // span and total states, probabilities of four queries, and one assembled chunk of K and of V
     return 2 * kMaxTaskQueries * attention_state_floats(head_dim) + 4 * kChunk +
            2 * static_cast<size_t>(kChunk) * static_cast<size_t>(padded(head_dim));
 }
 
-// Number of keys that a row sees.
+// A tile of queries for every 32 components, and the state of sixteen queries: m [16], l [16], o [D, 16].
+constexpr size_t tile_query_floats(int head_dim) {
+    return static_cast<size_t>((head_dim + kTileDepth - 1) / kTileDepth) * kTileElements / 2;
+}
+constexpr size_t tile_state_floats(int head_dim) {
+    return static_cast<size_t>(kLanes) * (2 + head_dim);
+}
+
+constexpr size_t tile_scratch_floats(int head_dim) {
+    // scores and weights; three chunks of 64 x D bfloat16; one o; and for sixteen queries each: tiles and two states
+    return kChunk * kLanes * 3 / 2 + static_cast<size_t>(head_dim) * (3 * kChunk / 2 + kLanes) +
+           kMaxTileQueries / kLanes * (tile_query_floats(head_dim) + 2 * tile_state_floats(head_dim));
+}
+
+constexpr bool is_tiled_head(int head_dim) {
+    return head_dim % kLanes == 0 && head_dim <= kMaxTileHead;
+}
+
+constexpr size_t attention_scratch_floats(bool tiles_kv, int head_dim) {
+    const size_t plain = plain_scratch_floats(head_dim);
+    const size_t tiled = tiles_kv && is_tiled_head(head_dim) ? tile_scratch_floats(head_dim) : 0;
+    return plain > tiled ? plain : tiled;
+}
+
+// Floats that a task of `queries` leaves in `partial` for every span.
+constexpr size_t partial_state_floats(const KvLayer& layer, int queries) {
+    if (!layer.is_tiled) return queries * attention_state_floats(layer.head_dim);
+    return (queries + kLanes - 1) / kLanes * tile_state_floats(layer.head_dim);
+}
+
+// Number of positions up to the last that a row sees.
 FORERUN_INLINE int visible_keys(const AttentionArgs& args, const AttentionSequence& sequence, int row) {
     const uint64_t ancestors = args.ancestors[row];
     if (ancestors == 0) return args.positions[row] + 1;
     return args.positions[sequence.tree_root] + __builtin_popcountll(ancestors);
 }
 
+// The first position that a row sees which sees none behind `end` - 1.
+FORERUN_INLINE int first_visible(const AttentionArgs& args, int end) {
+    return args.window > 0 && end > args.window ? end - args.window : 0;
+}
+
+// CMakeLists.txt says which tables a build has: portable always, the others as far as architecture and compiler go.
 extern const KernelTable portable_table;
-#ifdef FORERUN_AMX_BF16
 extern const KernelTable amx_bf16_table;
-#endif
+extern const KernelTable avx512_bf16_table;
+extern const KernelTable avx512_table;
+extern const KernelTable avx2_table;
+extern const KernelTable neon_table;
 
 }  // namespace forerun

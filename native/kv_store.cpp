@@ -35,7 +35,8 @@ size_t total_bytes(int num_blocks, int block_size, size_t element_bytes, const s
 
 }  // namespace
 
-KvStore::KvStore(int num_blocks, int block_size, const std::string& codec, std::vector<KvGeometry> layers)
+KvStore::KvStore(const KernelTable& table, int num_blocks, int block_size, const std::string& codec,
+                 std::vector<KvGeometry> layers)
     : num_blocks_(num_blocks),
       block_size_(block_size),
       element_bytes_(bytes_per_element(codec)),
@@ -43,7 +44,8 @@ KvStore::KvStore(int num_blocks, int block_size, const std::string& codec, std::
     char* base = buffer_.data();
     for (const KvGeometry& layer : layers) {
         const size_t block_bytes = layer_block_bytes(layer, block_size, element_bytes_);
-        layers_.push_back(KvLayer{base, block_bytes, block_size, layer.num_heads, layer.head_dim});
+        const bool is_tiled = table.tiles_kv && !is_fp32() && is_tiled_head(layer.head_dim);
+        layers_.push_back(KvLayer{base, block_bytes, block_size, layer.num_heads, layer.head_dim, is_tiled});
         base += block_bytes * static_cast<size_t>(num_blocks);
     }
 }
@@ -82,25 +84,35 @@ void KvStore::move_slots(const std::vector<std::pair<int, int>>& source_target) 
                                     " of " + std::to_string(num_slots()));
         }
     }
-    const size_t size = element_bytes_;
     for (const auto& [source, target] : source_target) {
         if (source == target) continue;
+        const size_t from_slot = static_cast<size_t>(source % block_size_), to_slot = target % block_size_;
         for (const KvLayer& layer : layers_) {
             const char* from = block(layer, source / block_size_);
             char* to = block(layer, target / block_size_);
-            const size_t from_slot = static_cast<size_t>(source % block_size_), to_slot = target % block_size_;
-            const size_t key_rows = static_cast<size_t>(layer.num_heads) * layer.head_dim;
-            for (size_t row = 0; row < key_rows; ++row) {
-                std::memcpy(to + (row * block_size_ + to_slot) * size, from + (row * block_size_ + from_slot) * size,
-                            size);
-            }
-            const size_t half = layer.block_bytes / 2, value_bytes = layer.head_dim * size;
-            for (int head = 0; head < layer.num_heads; ++head) {
-                const size_t first = static_cast<size_t>(head) * block_size_;
-                std::memcpy(to + half + (first + to_slot) * value_bytes,
-                            from + half + (first + from_slot) * value_bytes, value_bytes);
-            }
+            const size_t half = layer.block_bytes / 2;
+            const size_t whole = layer.is_tiled ? 0 : half, spread = half - whole;
+            copy_whole(layer, from + whole, from_slot, to + whole, to_slot);
+            copy_spread(layer, from + spread, from_slot, to + spread, to_slot);
         }
+    }
+}
+
+// One slot of a half laid out [G, S, D].
+void KvStore::copy_whole(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const {
+    const size_t bytes = static_cast<size_t>(layer.head_dim) * element_bytes_;
+    for (size_t head = 0; head < static_cast<size_t>(layer.num_heads); ++head) {
+        const size_t first = head * static_cast<size_t>(block_size_);
+        std::memcpy(to + (first + to_slot) * bytes, from + (first + from_slot) * bytes, bytes);
+    }
+}
+
+// One slot of a half laid out [G, D, S].
+void KvStore::copy_spread(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const {
+    const size_t rows = static_cast<size_t>(layer.num_heads) * layer.head_dim, size = element_bytes_;
+    for (size_t row = 0; row < rows; ++row) {
+        const size_t first = row * static_cast<size_t>(block_size_);
+        std::memcpy(to + (first + to_slot) * size, from + (first + from_slot) * size, size);
     }
 }
 

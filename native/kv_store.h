@@ -1,8 +1,11 @@
 // KvStore: keys and values of every layer, paged. One allocation, made once.
 //
 //   layer 0: block 0 [K | V], block 1 [K | V], ...   layer 1: block 0 ...
-//   K of a block  [G, D, S]   positions are the lanes of a vector, so scores need no horizontal sums
-//   V of a block  [G, S, D]
+//                 K of a block  V of a block
+//   plain         [G, D, S]     [G, S, D]     positions are the lanes of a vector, so scores need no horizontal sums
+//   tiled         [G, S, D]     [G, D, S]     both lie as left operands of tile products over D and over positions
+//
+// Which of the two is up to the kernel table, see KernelTable::tiles_kv.
 //
 // Slot s is position s % S of block s / S. Codecs: "bf16", "fp32". Moves and copies copy bytes and never re-encode.
 #pragma once
@@ -25,7 +28,8 @@ struct KvGeometry {
 class KvStore {
   public:
     // Throws std::invalid_argument on an unknown codec, sizes below 1 or a block size that is no multiple of 16.
-    KvStore(int num_blocks, int block_size, const std::string& codec, std::vector<KvGeometry> layers);
+    KvStore(const KernelTable& table, int num_blocks, int block_size, const std::string& codec,
+            std::vector<KvGeometry> layers);
 
     int num_blocks() const { return num_blocks_; }
     int block_size() const { return block_size_; }
@@ -42,6 +46,8 @@ class KvStore {
 
   private:
     void check_block(int block) const;
+    void copy_whole(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const;
+    void copy_spread(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const;
     char* block(const KvLayer& layer, int index) const { return layer.base + index * layer.block_bytes; }
 
     int num_blocks_, block_size_;

@@ -101,14 +101,14 @@ void bind_memory(nb::module_& m) {
     nb::class_<KvStore>(m, "KvStore")
         .def(
             "__init__",
-            [](KvStore* self, int num_blocks, int block_size, const std::string& codec,
+            [](KvStore* self, const std::string& table, int num_blocks, int block_size, const std::string& codec,
                const std::vector<std::pair<int, int>>& layers) {
                 std::vector<KvGeometry> geometry;
                 for (const auto& [num_heads, head_dim] : layers)
                     geometry.push_back({num_heads, head_dim});
-                new (self) KvStore(num_blocks, block_size, codec, geometry);
+                new (self) KvStore(find_table(table), num_blocks, block_size, codec, geometry);
             },
-            "num_blocks"_a, "block_size"_a, "codec"_a, "layers"_a)
+            "table"_a, "num_blocks"_a, "block_size"_a, "codec"_a, "layers"_a)
         .def_prop_ro("bytes", &KvStore::bytes)
         .def("copy_blocks", &KvStore::copy_blocks, "source_target"_a)
         .def("move_slots", &KvStore::move_slots, "source_target"_a)
@@ -161,7 +161,7 @@ void bind_program(nb::module_& m) {
         .def("rope", &Program::add_rope, "x"_a, "num_heads"_a, "rotary_dim"_a, "table"_a)
         .def("write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a, "num_kv_heads"_a)
         .def("attention", &Program::add_attention, "layer"_a, "q"_a, "num_heads"_a, "num_kv_heads"_a, "scale"_a,
-             "out"_a)
+             "window"_a, "out"_a)
         .def("silu_mul", &Program::add_silu_mul, "gate"_a, "up"_a, "out"_a)
         .def("add", &Program::add_add, "x"_a, "y"_a, "out"_a)
         .def("select_outputs", &Program::add_select_outputs, "x"_a, "out"_a)

@@ -120,17 +120,21 @@ void Program::add_write_kv(int layer, View k, View v, int num_kv_heads) {
     push(Op{.kind = Kind::kWriteKv, .a = k, .b = v, .layer = layer, .num_kv_heads = num_kv_heads});
 }
 
-void Program::add_attention(int layer, View q, int num_heads, int num_kv_heads, float scale, View out) {
+void Program::add_attention(int layer, View q, int num_heads, int num_kv_heads, float scale, int window, View out) {
     check_heads(q, num_heads, "queries");
     check_width(out, q.width, "the result of attention");
     require(num_kv_heads >= 1 && num_heads % num_kv_heads == 0, "query heads must be a multiple of key/value heads");
-    max_head_dim_ = std::max(max_head_dim_, q.width / num_heads);
+    require(window >= 0, "a window must be at least 1, or 0 for none");
+    const int head_dim = q.width / num_heads;
+    scratch_floats_ = std::max(scratch_floats_, attention_scratch_floats(table_.tiles_kv, head_dim));
+    state_floats_ = std::max(state_floats_, attention_state_floats(head_dim));
     push(Op{.kind = Kind::kAttention,
             .a = q,
             .out = out,
             .layer = layer,
             .num_heads = num_heads,
             .num_kv_heads = num_kv_heads,
+            .window = window,
             .number = scale});
 }
 
@@ -171,9 +175,9 @@ void Program::finish(View logits) {
     buffers_[static_cast<size_t>(logits.buffer)].stride = static_cast<size_t>(logits.width);  // contiguous for Python
 
     const int spans = ceil_div(max_positions_ + 1, kSpan);
-    scratch_floats_ = attention_scratch_floats(max_head_dim_);
-    partial_floats_ = std::min(kMaxPartialFloats, static_cast<size_t>(4 * pool_.size() * kMaxTaskQueries) * spans *
-                                                      attention_state_floats(max_head_dim_));
+    const int task_queries = table_.tiles_kv ? kMaxTileQueries : kMaxTaskQueries;
+    partial_floats_ =
+        std::min(kMaxPartialFloats, static_cast<size_t>(4 * pool_.size() * task_queries) * spans * state_floats_);
     size_t floats = 0;
     const auto take = [&floats](size_t count) {
         const size_t start = floats;
@@ -220,13 +224,6 @@ void Program::run(const BatchArrays& batch, KvStore& store) {
 
 bool Program::runs_on_outputs(const Op& op) const {
     return op.kind != Kind::kEmbed && op.kind != Kind::kSelectOutputs && buffer(op.a).on_outputs;
-}
-
-// pool_.run, with the times of every task where operations are timed.
-template <class F>
-void Program::run_tasks(int num_tasks, const F& f) {
-    if (!times_) return pool_.run(num_tasks, f);
-    pool_.run(num_tasks, [&](int task, int thread) { times_->time_task(thread, [&] { f(task, thread); }); });
 }
 
 // f(begin, end) over ranges of rows; on this thread alone when the work is small.
@@ -324,62 +321,6 @@ void Program::run_linear(const Op& op, int rows) {
     run_tasks(ceil_div(matrix.panels(), panels), [&](int task, int) {
         table_.linear(args, task * panels, std::min(matrix.panels(), (task + 1) * panels));
     });
-}
-
-void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStore& store) {
-    const AttentionArgs args{
-        store.layer(op.layer),          pointer(op.a), stride(op.a),    pointer(op.out), stride(op.out),
-        op.num_heads / op.num_kv_heads, op.number,     batch.positions, batch.slots,     batch.ancestors};
-    const auto attend = store.is_fp32() ? table_.attention_fp32 : table_.attention_bf16;
-    // With few queries the spans of one query are spread over threads and merged afterwards; the bits are the same.
-    size_t floats = plan_attention(args, batch, false);
-    if (tasks_.size() < static_cast<size_t>(4 * pool_.size()) && pool_.size() > 1) {
-        floats = plan_attention(args, batch, true);
-        if (floats > partial_floats_) plan_attention(args, batch, false);
-    }
-    run_tasks(static_cast<int>(tasks_.size()), [&](int task, int thread) {
-        attend(args, tasks_[static_cast<size_t>(task)], scratch_ + scratch_floats_ * static_cast<size_t>(thread));
-    });
-    for (const AttentionTask& task : merges_)
-        table_.attention_merge(args, task, scratch_);
-}
-
-// Fills tasks_ and merges_; returns the floats of partial_ that they use.
-size_t Program::plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans) {
-    tasks_.clear();
-    merges_.clear();
-    size_t used = 0;
-    const int per_row = args.heads_per_group;
-    const int step = per_row <= kMaxTaskQueries ? kMaxTaskQueries / per_row * per_row : kMaxTaskQueries;
-    for (int s = 0; s < batch.num_sequences; ++s) {
-        const int first = batch.query_start[s], num_rows = batch.query_start[s + 1] - first;
-        const AttentionSequence sequence{first, num_rows, batch.tree_root[s],
-                                         batch.block_table + static_cast<size_t>(s) * batch.table_width};
-        for (int begin = 0; begin < num_rows * per_row; begin += step) {
-            const int end = std::min(begin + step, num_rows * per_row);
-            int keys = 0;
-            for (int row = first + begin / per_row; row <= first + (end - 1) / per_row; ++row) {
-                keys = std::max(keys, visible_keys(args, sequence, row));
-            }
-            const int spans = ceil_div(keys, kSpan);
-            for (int head = 0; head < args.layer.num_heads; ++head) {
-                AttentionTask task{sequence, head, begin, end, 0, spans, nullptr};
-                if (!split_spans || spans == 1) {
-                    tasks_.push_back(task);
-                    continue;
-                }
-                task.partial = partial_ + used;
-                used += static_cast<size_t>(spans) * (end - begin) * attention_state_floats(args.layer.head_dim);
-                merges_.push_back(task);
-                for (int span = 0; span < spans; ++span) {
-                    task.span_begin = span;
-                    task.span_end = span + 1;
-                    tasks_.push_back(task);
-                }
-            }
-        }
-    }
-    return used;
 }
 
 }  // namespace forerun

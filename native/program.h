@@ -50,7 +50,8 @@ class Program {
     void add_linear(View x, const PackedMatrix& matrix, int bias, View out);  // bias -1: none
     void add_rope(View x, int num_heads, int rotary_dim, int rope_table);
     void add_write_kv(int layer, View k, View v, int num_kv_heads);
-    void add_attention(int layer, View q, int num_heads, int num_kv_heads, float scale, View out);
+    // window 0: a row sees all positions up to its own
+    void add_attention(int layer, View q, int num_heads, int num_kv_heads, float scale, int window, View out);
     void add_silu_mul(View gate, View up, View out);
     void add_add(View x, View y, View out);
     void add_select_outputs(View x, View out);
@@ -88,7 +89,7 @@ class Program {
         View a{}, b{}, out{};
         const PackedMatrix* matrix = nullptr;
         int vector = -1;  // norm weight, bias or rotary table
-        int layer = 0, num_heads = 0, num_kv_heads = 0, rotary_dim = 0;
+        int layer = 0, num_heads = 0, num_kv_heads = 0, rotary_dim = 0, window = 0;
         float number = 0;  // epsilon or scale
     };
 
@@ -125,8 +126,12 @@ class Program {
     void run_linear(const Op& op, int rows);
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans);
+    // pool_.run, with the times of every task where operations are timed.
     template <class F>
-    void run_tasks(int num_tasks, const F& f);
+    void run_tasks(int num_tasks, const F& f) {
+        if (!times_) return pool_.run(num_tasks, f);
+        pool_.run(num_tasks, [&](int task, int thread) { times_->time_task(thread, [&] { f(task, thread); }); });
+    }
     template <class F>
     void for_rows(int rows, size_t work_per_row, const F& f);
 
@@ -142,9 +147,9 @@ class Program {
     std::vector<Op> ops_;
     View logits_{};
 
-    int max_inputs_ = 0;    // widest input of a linear layer, padded
-    int max_head_dim_ = 1;  // of the attention layers
-    size_t scratch_floats_ = 0, partial_floats_ = 0;
+    int max_inputs_ = 0;                            // widest input of a linear layer, padded
+    size_t scratch_floats_ = 0, state_floats_ = 0;  // that attention layers need at most
+    size_t partial_floats_ = 0;
     std::unique_ptr<HugeBuffer> memory_;
     uint16_t* rounded_ = nullptr;  // bf16 inputs of the linear layer that runs
     float* scratch_ = nullptr;     // per thread

@@ -15,12 +15,27 @@ namespace amx_bf16 {
 
 #include "kernels/attention.inl.h"
 
+#include "kernels/attention_tiled_kv.inl.h"
+
+#include "kernels/attention_tiles.inl.h"
+
+#include "kernels/attention_amx.inl.h"
+
 #include "kernels/linear_amx.inl.h"
 
 #include "kernels/table.inl.h"
 
+static constexpr KernelTable make_tiled_table(const char* name) {
+    KernelTable table = make_table(name);
+    table.tiles_kv = true;
+    table.write_kv_bf16 = write_kv_bf16;
+    table.attention_bf16 = attention_bf16;
+    table.merge_bf16 = attention_merge_bf16;
+    return table;
+}
+
 }  // namespace amx_bf16
 
-const KernelTable amx_bf16_table = amx_bf16::make_table("amx_bf16");
+const KernelTable amx_bf16_table = amx_bf16::make_tiled_table("amx_bf16");
 
 }  // namespace forerun

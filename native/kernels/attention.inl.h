@@ -10,8 +10,8 @@
 // grouped (a group only shares loads), nor on where in memory a key lies. A tree row's keys behind the root lie in its
 // ancestors' slots; they are copied to where plain decoding would have them, see assemble().
 //
-// Keys that a row does not see are lanes that a select discards, and value rows that no loop reaches: what they hold,
-// NaN included, has no effect.
+// Keys that a row does not see, behind it or before its window, are lanes that a select discards, and value rows that
+// no loop reaches: what they hold, NaN included, has no effect.
 //
 // Source: Milakov and Gimelshein, Online normalizer calculation for softmax; Dao, FlashAttention-2.
 // Differs: fixed chunks and spans of logical positions instead of tiles that depend on the shape of the call.
@@ -179,20 +179,30 @@ FORERUN_INLINE void score_groups(const float* const* q, const ChunkView<T>& view
     }
 }
 
+// What a query sees of a chunk: positions begin .. end-1, counted from the chunk's first.
+struct VisibleRange {
+    int begin, end;
+};
+
+FORERUN_INLINE Vec select_visible(VisibleRange visible, int group, Vec yes, Vec no) {
+    const Vec before_end = select(first_lanes(visible.end - group * kLanes), yes, no);
+    return select(first_lanes(visible.begin - group * kLanes), no, before_end);
+}
+
 // Turns the chunk's raw scores into weights, raises the state's maximum and sum; returns what to multiply o with.
-FORERUN_INLINE float update_softmax(float* state, float* scores, int visible, float scale) {
+FORERUN_INLINE float update_softmax(float* state, float* scores, VisibleRange visible, float scale) {
     const Vec hidden = broadcast(-__builtin_inff());
     Vec s[kGroupsPerChunk];
     FORERUN_UNROLL
     for (int g = 0; g < kGroupsPerChunk; ++g) {
-        s[g] = select(first_lanes(visible - g * kLanes), load(scores + g * kLanes) * broadcast(scale), hidden);
+        s[g] = select_visible(visible, g, load(scores + g * kLanes) * broadcast(scale), hidden);
     }
     const float chunk_m = largest(maximum(maximum(s[0], s[1]), maximum(s[2], s[3])));
     const float m = state[0] > chunk_m ? state[0] : chunk_m;
     const float alpha = exponential(state[0] - m);
     FORERUN_UNROLL
     for (int g = 0; g < kGroupsPerChunk; ++g) {
-        s[g] = select(first_lanes(visible - g * kLanes), exponential(s[g] - broadcast(m)), zero());
+        s[g] = select_visible(visible, g, exponential(s[g] - broadcast(m)), zero());
         store(scores + g * kLanes, s[g]);
     }
     state[0] = m;
@@ -247,17 +257,19 @@ FORERUN_INLINE void add_all_values(float* const* state, const float* alpha, cons
     }
 }
 
-// One chunk for QUERIES queries; query i sees the first visible[i] >= 1 positions of it.
+// One chunk for QUERIES queries, each of which sees at least one position of it.
 template <int QUERIES, class T>
 static void attend(const AttentionArgs& args, const ChunkView<T>& view, const float* const* q, float* const* state,
-                   const int* visible, float* weights) {
+                   const VisibleRange* visible, float* weights) {
     const int head_dim = args.layer.head_dim;
-    int fewest = kChunk, most = 0;
+    int most = 0, begin = 0, end = kChunk;  // begin .. end-1: what all see
     FORERUN_UNROLL
     for (int i = 0; i < QUERIES; ++i) {
-        fewest = visible[i] < fewest ? visible[i] : fewest;
-        most = visible[i] > most ? visible[i] : most;
+        most = visible[i].end > most ? visible[i].end : most;
+        begin = visible[i].begin > begin ? visible[i].begin : begin;
+        end = visible[i].end < end ? visible[i].end : end;
     }
+    end = end > begin ? end : begin;
     if (most > 3 * kLanes) {
         score_groups<QUERIES, 4>(q, view, 0, head_dim, weights);
     } else {
@@ -269,15 +281,24 @@ static void attend(const AttentionArgs& args, const ChunkView<T>& view, const fl
     for (int i = 0; i < QUERIES; ++i) {
         alpha[i] = update_softmax(state[i], weights + i * kChunk, visible[i], args.scale);
     }
-    // Together as far as all see, then each alone; multiplying o by 1 again changes nothing.
-    add_all_values<QUERIES>(state, alpha, weights, view, 0, fewest, head_dim);
-    const float one = 1.0f;
+    // What all see together, what is before and behind it each alone; multiplying o by 1 again changes nothing.
+    const auto add_alone = [&](int i, int from, int to) {
+        if (from >= to) return;
+        add_all_values<1>(state + i, alpha + i, weights + i * kChunk, view, from, to, head_dim);
+        alpha[i] = 1.0f;
+    };
     FORERUN_UNROLL
-    for (int i = 0; i < QUERIES; ++i) {
-        if (visible[i] > fewest) {
-            add_all_values<1>(state + i, &one, weights + i * kChunk, view, fewest, visible[i], head_dim);
-        }
+    for (int i = 0; i < QUERIES; ++i)
+        add_alone(i, visible[i].begin, visible[i].end < begin ? visible[i].end : begin);
+    if (begin < end) {
+        add_all_values<QUERIES>(state, alpha, weights, view, begin, end, head_dim);
+        FORERUN_UNROLL
+        for (int i = 0; i < QUERIES; ++i)
+            alpha[i] = 1.0f;
     }
+    FORERUN_UNROLL
+    for (int i = 0; i < QUERIES; ++i)
+        add_alone(i, visible[i].begin > end ? visible[i].begin : end, visible[i].end);
 }
 
 // ---- one chunk for all queries of a task ----
@@ -293,19 +314,21 @@ static void attend_chunk(const AttentionArgs& args, const AttentionTask& task, i
         // A set: up to four neighbours that see something of the chunk at the same place in memory.
         const float* q[4];
         float* state[4];
-        int visible[4], size = 0, most = 0;
+        VisibleRange visible[4];
+        int size = 0, most = 0;
         for (; query < task.query_end && size < 4; ++query) {
             const int next = query_row(args, task, query);
             if (next != row && (is_private(row) || is_private(next))) break;
-            const int keys = visible_keys(args, task.sequence, next) - start;
-            if (keys <= 0) {
+            const int end = visible_keys(args, task.sequence, next), keys = end - start;
+            const int begin = first_visible(args, end) - start;
+            if (keys <= 0 || begin >= kChunk) {
                 if (size == 0) ++query;  // skip it; the next set starts behind it
                 break;
             }
             q[size] = args.q + next * args.ldq + query_column(args, task, query);
             state[size] = scratch.span + (query - task.query_begin) * state_floats;
-            visible[size] = keys < kChunk ? keys : kChunk;
-            most = visible[size] > most ? visible[size] : most;
+            visible[size] = {begin > 0 ? begin : 0, keys < kChunk ? keys : kChunk};
+            most = visible[size].end > most ? visible[size].end : most;
             ++size;
         }
         ChunkView<T> view;
@@ -317,23 +340,17 @@ static void attend_chunk(const AttentionArgs& args, const AttentionTask& task, i
                 view_group(args, task, position, g, view);
             }
         }
-        switch (size) {
-            case 4:
-                attend<4>(args, view, q, state, visible, scratch.probabilities);
-                break;
-            case 3:
-                attend<3>(args, view, q, state, visible, scratch.probabilities);
-                break;
-            case 2:
-                attend<2>(args, view, q, state, visible, scratch.probabilities);
-                break;
-            case 1:
-                attend<1>(args, view, q, state, visible, scratch.probabilities);
-                break;
-            default:
-                break;  // nobody sees the chunk
-        }
+        // None when nobody sees the chunk.
+        if (size == 4) attend<4>(args, view, q, state, visible, scratch.probabilities);
+        if (size == 3) attend<3>(args, view, q, state, visible, scratch.probabilities);
+        if (size == 2) attend<2>(args, view, q, state, visible, scratch.probabilities);
+        if (size == 1) attend<1>(args, view, q, state, visible, scratch.probabilities);
     }
+}
+
+FORERUN_INLINE bool sees_span(const AttentionArgs& args, const AttentionTask& task, int row, int span) {
+    const int end = visible_keys(args, task.sequence, row);
+    return span * kSpan < end && first_visible(args, end) < (span + 1) * kSpan;
 }
 
 template <class T>
@@ -344,7 +361,9 @@ static void attention(const AttentionArgs& args, const AttentionTask& task, floa
     for (int i = 0; i < queries; ++i)
         clear_state(scratch.total + i * state_floats, head_dim);
     for (int span = task.span_begin; span < task.span_end; ++span) {
-        if (task.partial) scratch.span = task.partial + static_cast<size_t>(span) * queries * state_floats;
+        if (task.partial) {
+            scratch.span = task.partial + static_cast<size_t>(span - task.span_begin) * queries * state_floats;
+        }
         for (int i = 0; i < queries; ++i)
             clear_state(scratch.span + i * state_floats, head_dim);
         for (int start = span * kSpan; start < (span + 1) * kSpan; start += kChunk) {
@@ -353,7 +372,7 @@ static void attention(const AttentionArgs& args, const AttentionTask& task, floa
         if (task.partial) continue;
         for (int i = 0; i < queries; ++i) {
             const int row = query_row(args, task, task.query_begin + i);
-            if (visible_keys(args, task.sequence, row) <= span * kSpan) continue;
+            if (!sees_span(args, task, row, span)) continue;
             merge_state(scratch.total + i * state_floats, scratch.span + i * state_floats, head_dim);
         }
     }
@@ -368,10 +387,12 @@ static void attention_merge(const AttentionArgs& args, const AttentionTask& task
     const size_t state_floats = attention_state_floats(head_dim);
     float* total = carve(memory, head_dim).total;
     for (int i = 0; i < queries; ++i) {
-        const int keys = visible_keys(args, task.sequence, query_row(args, task, task.query_begin + i));
+        const int row = query_row(args, task, task.query_begin + i);
         clear_state(total, head_dim);
-        for (int span = 0; span * kSpan < keys; ++span) {
-            merge_state(total, task.partial + (static_cast<size_t>(span) * queries + i) * state_floats, head_dim);
+        for (int span = task.span_begin; span < task.span_end; ++span) {
+            if (!sees_span(args, task, row, span)) continue;
+            const size_t number = static_cast<size_t>(span - task.span_begin) * queries + i;
+            merge_state(total, task.partial + number * state_floats, head_dim);
         }
         write_output(args, task, task.query_begin + i, total);
     }

@@ -3,6 +3,7 @@
 static constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         .name = name,
+        .tiles_kv = false,
         .round_rows = round_rows,
         .linear = linear,
         .embed = embed,
@@ -14,6 +15,7 @@ static constexpr KernelTable make_table(const char* name) {
         .write_kv_fp32 = write_kv<float>,
         .attention_bf16 = attention<uint16_t>,
         .attention_fp32 = attention<float>,
-        .attention_merge = attention_merge,
+        .merge_bf16 = attention_merge,
+        .merge_fp32 = attention_merge,
     };
 }

@@ -37,6 +37,31 @@ class Bf16Ops(NumpyOps):
         return super().linear(round_to_bf16(x), weights, biases)
 
 
+class TiledOps(Bf16Ops):
+    """Attention too on rounded inputs: queries, and the weights of each chunk of 64 against the maximum so far."""
+
+    def attention(self, layer, q, spec):
+        if self._kv.layout.codec != "bf16" or spec.head_dim % 16:
+            return super().attention(layer, q, spec)
+        octaves = np.float32(spec.scale) * np.float32(np.log2(np.e))
+        heads = round_to_bf16(q * octaves).reshape(len(q), spec.num_kv_heads, -1, spec.head_dim)
+        rows = [self._row(heads[row], layer, slots) for row, slots in enumerate(self._slots_of_row)]
+        return np.array(rows, np.float32).reshape(q.shape)
+
+    def _row(self, q, layer, slots):
+        m, total, mixed = np.full(q.shape[:2], -np.inf), np.zeros(q.shape[:2]), np.zeros(q.shape)
+        for start in range(0, len(slots), 64):  # the tests stay inside one span
+            chunk = slots[start : start + 64]
+            scores = np.einsum("grd,ngd->grn", q, self._kv.keys[layer, chunk])
+            new_m = np.maximum(m, scores.max(axis=-1))
+            weights = np.exp2(scores - new_m[..., None]).astype(np.float32)
+            alpha, m = np.exp2(m - new_m), new_m
+            total = total * alpha + weights.sum(axis=-1)
+            values = np.einsum("grn,ngd->grd", round_to_bf16(weights), self._kv.values[layer, chunk])
+            mixed = mixed * alpha[..., None] + values
+        return mixed / total[..., None]
+
+
 def prepared(backend, spec, codec="bf16", weights=None, num_blocks=24, limits=LIMITS, progress=None):
     backend.load(LoadedModel(spec, weights or RandomWeights(spec)), limits, progress)
     attention = spec.layers[0].mixer
@@ -58,7 +83,7 @@ def logits(backend, *parts, all_outputs=True):
 @pytest.mark.parametrize("codec", ["bf16", "fp32"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_models_agree_with_the_oracle(table, codec, spec, monkeypatch):
-    monkeypatch.setattr(reference, "NumpyOps", Bf16Ops)
+    monkeypatch.setattr(reference, "NumpyOps", TiledOps if table.startswith("amx") else Bf16Ops)
     oracle, cpu = (prepared(b, spec, codec) for b in (ReferenceBackend(), CpuBackend(2, table)))
     tree = DraftTree.from_paths(1, [[2, 3], [2, 4, 5], [6]])
     steps = [
@@ -69,7 +94,9 @@ def test_models_agree_with_the_oracle(table, codec, spec, monkeypatch):
         got, want = logits(cpu, *parts), logits(oracle, *parts)
         # A sum's last bits can flip the rounding of the next layer's input: one bfloat16 step is 2^-8 of a value.
         np.testing.assert_allclose(got, want, atol=0.006 * np.abs(want).max())
-        assert np.mean(np.abs(got - want)) < 0.0006 * np.abs(want).max()
+        # On tiles also an error of 1e-4 in a weight, once in twenty.
+        mean = 0.001 if table.startswith("amx") and codec == "bf16" else 0.0006
+        assert np.mean(np.abs(got - want)) < mean * np.abs(want).max()
 
 
 def test_last_rows_only():
@@ -256,7 +283,7 @@ class TestTables:
         monkeypatch.delenv("FORERUN_ISA", raising=False)
         assert choose_table() == TABLES[0]
         assert TABLES[-1] == "portable"
-        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/k1/w-bf16/a-bf16/kv-none"
+        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/k2/w-bf16/a-bf16/kv-none"
 
     def test_environment_and_argument(self, monkeypatch):
         monkeypatch.setenv("FORERUN_ISA", "portable")
@@ -287,4 +314,4 @@ class TestTables:
 
     def test_numerics_id_names_the_codec(self):
         cpu = prepared(CpuBackend(1, "portable"), SPECS["llama, grouped, tied"], "fp32")
-        assert cpu.numerics_id == "portable/k1/w-bf16/a-bf16/kv-fp32"
+        assert cpu.numerics_id == "portable/k2/w-bf16/a-bf16/kv-fp32"

@@ -176,45 +176,99 @@ def test_nan_stays_in_its_row(table):
     assert np.isfinite(got[[0, 1, 3]]).all()
 
 
-def attend(table, codec, qkv, heads, batch, block_size=16):
+def attend(table, codec, qkv, heads, batch, block_size=16, window=0):
     """Write k and v, then attention, through the native program."""
     num_heads, kv_heads, head_dim = heads
 
     def record(program, views):
         out = new_view(program, num_heads * head_dim)
         program.write_kv(0, views[1], views[2], kv_heads)
-        program.attention(0, views[0], num_heads, kv_heads, head_dim**-0.5, out)
+        program.attention(0, views[0], num_heads, kv_heads, head_dim**-0.5, window, out)
         return out
 
     bench = Bench(table, codec=codec)
     return bench.run(qkv, record, num_heads * head_dim, batch, (kv_heads, head_dim), (1024 // block_size, block_size))
 
 
-def attention_oracle(q, k, v, heads):
+def is_tiled(table, codec, head_dim):
+    """Whether attention multiplies tiles: queries and weights are rounded to bfloat16 then."""
+    return table.startswith("amx") and codec == "bf16" and head_dim % 16 == 0 and head_dim <= 256
+
+
+def check_attention(table, codec, qkv, heads, got, window=0):
+    """Compare with float64, within what the rounding of weights may lose."""
+    head_dim = heads[-1]
+    q, k, v = qkv
+    if not is_tiled(table, codec, head_dim):
+        np.testing.assert_allclose(got, attention_oracle(q, k, v, heads, window), rtol=1e-5, atol=4e-6)
+        return
+    octaves = np.float32(np.float32(head_dim**-0.5) * np.float32(np.log2(np.e)))
+    rounded = round_to_bf16(q * octaves) / (np.log2(np.e) * head_dim**-0.5)
+    want, size = (attention_oracle(rounded, k, x, heads, window) for x in (v, np.abs(v)))
+    error = np.abs(got - want)
+    assert (error <= 4.3e-3 * size + 1e-6).all()  # half a unit in the last place is 3.9e-3
+    assert error.mean() <= 1.5e-3 * size.mean()  # rounding is not one-sided
+
+
+def attention_oracle(q, k, v, heads, window=0):
     """Causal attention in float64."""
     num_heads, kv_heads, head_dim = heads
     n, repeat = len(q), num_heads // kv_heads
     qh = q.reshape(n, num_heads, head_dim).astype(np.float64)
     kh, vh = (np.repeat(x.reshape(n, kv_heads, head_dim).astype(np.float64), repeat, axis=1) for x in (k, v))
     scores = np.einsum("ihd,jhd->hij", qh, kh) * head_dim**-0.5
-    scores[:, np.triu_indices(n, 1)[0], np.triu_indices(n, 1)[1]] = -np.inf
+    distance = np.arange(n)[:, None] - np.arange(n)
+    scores[:, (distance < 0) | ((distance >= window) if window else False)] = -np.inf
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     return np.einsum("hij,jhd->ihd", weights, vh).reshape(n, -1)
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
-@pytest.mark.parametrize("heads", [(4, 2, 16), (3, 1, 64), (5, 5, 80), (7, 1, 128), (2, 1, 6), (40, 1, 16)], ids=str)
+@pytest.mark.parametrize(
+    "heads",
+    [(4, 2, 16), (3, 1, 64), (5, 5, 80), (7, 1, 128), (2, 1, 6), (140, 1, 16), (3, 1, 256), (2, 1, 272)],
+    ids=str,
+)
 @pytest.mark.parametrize("num_rows", [1, 15, 65, 150])
 def test_attention(table, codec, heads, num_rows):
     num_heads, kv_heads, head_dim = heads
     q = exact((num_rows, num_heads * head_dim), 0, 2.0)
     k, v = exact((num_rows, kv_heads * head_dim), 1), exact((num_rows, kv_heads * head_dim), 2)
     got = attend(table, codec, [q, k, v], heads, plain_batch(num_rows))
-    np.testing.assert_allclose(got, attention_oracle(q, k, v, heads), rtol=1e-5, atol=4e-6)
+    check_attention(table, codec, [q, k, v], heads, got)
 
 
-@pytest.mark.parametrize("block_size", [16, 48, 128])
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 600])
+def test_sliding_window(table, codec, window):
+    heads, num_rows = (5, 1, 32), 700
+    q, k, v = exact((num_rows, 160), 0, 2.0), exact((num_rows, 32), 1), exact((num_rows, 32), 2)
+    got = attend(table, codec, [q, k, v], heads, plain_batch(num_rows), window=window)
+    check_attention(table, codec, [q, k, v], heads, got, window)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_a_row_of_a_window_is_the_same_alone(table, codec):
+    heads, num_rows, window = (5, 1, 32), 700, 90
+    qkv = exact((num_rows, 160), 0, 2.0), exact((num_rows, 32), 1), exact((num_rows, 32), 2)
+    together = attend(table, codec, qkv, heads, plain_batch(num_rows), window=window)
+    for row in (0, 63, 64, 89, 90, 130, 511, 600, 699):
+        # The other rows see nothing and are written only.
+        batch = plain_batch(num_rows)
+        start = np.array([0, row, row + 1, num_rows], np.int32)
+        batch = dataclasses.replace(
+            batch,
+            query_start=start,
+            context_len=np.zeros(3, np.int32),
+            block_table=np.repeat(batch.block_table, 3, axis=0),
+            tree_root=np.full(3, -1, np.int32),
+        )
+        alone = attend(table, codec, qkv, heads, batch, window=window)
+        np.testing.assert_array_equal(alone[row].view(np.int32), together[row].view(np.int32))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
 def test_attention_over_spans_and_block_sizes(table, block_size):
     heads, num_rows = (2, 1, 32), 700  # two spans
     q, k, v = exact((num_rows, 64)), exact((num_rows, 32), 1), exact((num_rows, 32), 2)
@@ -222,7 +276,9 @@ def test_attention_over_spans_and_block_sizes(table, block_size):
     assert len(order) * block_size >= num_rows
     batch = make_batch([Rows(list(range(num_rows)), 0, [int(b) for b in order])], block_size)
     got = attend(table, "bf16", [q, k, v], heads, batch, block_size)
-    np.testing.assert_allclose(got, attention_oracle(q, k, v, heads), rtol=1e-5, atol=4e-6)
+    check_attention(table, "bf16", [q, k, v], heads, got)
+    sixteen = attend(table, "bf16", [q, k, v], heads, plain_batch(num_rows))
+    np.testing.assert_array_equal(got.view(np.int32), sixteen.view(np.int32))
 
 
 def test_invisible_slots_may_hold_nan(table):

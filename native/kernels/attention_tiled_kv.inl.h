@@ -1,0 +1,200 @@
+// Keys and values as kv_store.h lays them out for tiles: writing them, and finding a chunk of them.
+//
+// Sixteen keys in a row are a left operand where they lie. Values are one where a block holds whole steps of 32
+// positions; from blocks of 16 or 48 slots they are copied together. So are the chunks of tree rows behind the root.
+
+FORERUN_INLINE uint16_t* tiled_key(const KvLayer& layer, int head, int slot) {
+    char* block = layer.base + slot / layer.block_size * layer.block_bytes;
+    return reinterpret_cast<uint16_t*>(block) +
+           (static_cast<size_t>(head) * layer.block_size + slot % layer.block_size) * layer.head_dim;
+}
+FORERUN_INLINE uint16_t* tiled_value(const KvLayer& layer, int head, int slot) {
+    char* half = layer.base + slot / layer.block_size * layer.block_bytes + layer.block_bytes / 2;
+    return reinterpret_cast<uint16_t*>(half) + static_cast<size_t>(head) * layer.head_dim * layer.block_size +
+           slot % layer.block_size;
+}
+
+static void write_kv_bf16(const WriteKvArgs& args, int row_begin, int row_end) {
+    const KvLayer& layer = args.layer;
+    if (!layer.is_tiled) return write_kv<uint16_t>(args, row_begin, row_end);
+    const size_t stride = static_cast<size_t>(layer.block_size);
+    for (int row = row_begin; row < row_end; ++row) {
+        for (int head = 0; head < layer.num_heads; ++head) {
+            const float* k = args.k + row * args.ldk + static_cast<size_t>(head) * layer.head_dim;
+            const float* v = args.v + row * args.ldv + static_cast<size_t>(head) * layer.head_dim;
+            uint16_t* key = tiled_key(layer, head, args.slots[row]);
+            uint16_t* value = tiled_value(layer, head, args.slots[row]);
+            for (int d = 0; d < layer.head_dim; d += kLanes) {
+                uint16_t rounded[kLanes];
+                store_bf16_first(key + d, load(k + d), kLanes);
+                store_bf16_first(rounded, load(v + d), kLanes);
+                FORERUN_UNROLL
+                for (int i = 0; i < kLanes; ++i)
+                    value[(d + i) * stride] = rounded[i];
+            }
+        }
+    }
+}
+
+// Sixty-four logical positions of one key/value head, of which the first `groups` * 16 are there.
+struct TileView {
+    int groups;
+    const uint16_t* key[kGroupsPerChunk];   // 16 rows of D components
+    const uint16_t* value[kStepsPerChunk];  // D rows of 32 positions,
+    size_t value_stride[kStepsPerChunk];    // this many elements apart
+
+    int steps() const { return (groups + 1) / 2; }
+};
+
+// Whose keys, and memory for a chunk that must be put together.
+struct TileSource {
+    const AttentionArgs& args;
+    const AttentionTask& task;
+    uint16_t *keys, *values;  // [64, D], [2 steps][D, 32]
+
+    int slot(int position) const { return slot_of(args, task, position); }
+    uint16_t* half_step(int group) const {
+        return values + static_cast<size_t>(group / 2) * kStepPositions * args.layer.head_dim + group % 2 * kLanes;
+    }
+    bool has_whole_steps() const { return args.layer.block_size % kStepPositions == 0; }
+};
+
+// The first `count` of 16 positions of all components to half a step; the others are zero.
+FORERUN_INLINE void copy_values(const uint16_t* from, size_t stride, int count, int head_dim, uint16_t* to) {
+    const __mmask16 mask = first_lanes(count).bits;
+    for (int d = 0; d < head_dim; ++d) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + d * kStepPositions),
+                           _mm256_maskz_loadu_epi16(mask, from + d * stride));
+    }
+}
+
+FORERUN_INLINE void clear_odd_half(const TileSource& source, int groups) {
+    if (groups % 2 != 0) copy_values(source.values, 0, 0, source.args.layer.head_dim, source.half_step(groups));
+}
+
+FORERUN_INLINE void view_copied_values(const TileSource& source, TileView& view) {
+    for (int step = 0; step < view.steps(); ++step) {
+        view.value[step] = source.half_step(2 * step);
+        view.value_stride[step] = kStepPositions;
+    }
+}
+
+// The first `groups` groups of the chunk at `start`, through the block table.
+static TileView view_chunk(const TileSource& source, int start, int groups) {
+    const KvLayer& layer = source.args.layer;
+    const size_t stride = static_cast<size_t>(layer.block_size);
+    TileView view;
+    view.groups = groups;
+    for (int g = 0; g < groups; ++g) {
+        const int slot = source.slot(start + g * kLanes);  // of 16 positions inside one block
+        view.key[g] = tiled_key(layer, source.task.kv_head, slot);
+        const uint16_t* value = tiled_value(layer, source.task.kv_head, slot);
+        if (!source.has_whole_steps()) {
+            copy_values(value, stride, kLanes, layer.head_dim, source.half_step(g));
+        } else if (g % 2 == 0) {
+            view.value[g / 2] = value;
+            view.value_stride[g / 2] = stride;
+        }
+    }
+    if (!source.has_whole_steps()) {
+        clear_odd_half(source, groups);
+        view_copied_values(source, view);
+    }
+    return view;
+}
+
+// The first `visible` positions of the chunk as plain decoding of a tree row's path would find them: `context` of them
+// through the block table, then the row's ancestors at the slots of their rows.
+static TileView assemble_tiles(const TileSource& source, int row, int start, int visible, int context) {
+    const KvLayer& layer = source.args.layer;
+    const int head_dim = layer.head_dim, head = source.task.kv_head;
+    const size_t stride = static_cast<size_t>(layer.block_size), key_bytes = sizeof(uint16_t) * head_dim;
+    TileView view;
+    view.groups = (visible + kLanes - 1) / kLanes;
+    for (int g = 0; g < view.groups; ++g) {
+        const int first = start + g * kLanes;
+        uint16_t* keys = source.keys + static_cast<size_t>(g) * kLanes * head_dim;
+        uint16_t* values = source.half_step(g);
+        const int behind = context - first, in_context = behind < 0 ? 0 : behind < kLanes ? behind : kLanes;
+        const int slot = in_context > 0 ? source.slot(first) : 0;
+        __builtin_memcpy(keys, tiled_key(layer, head, slot), in_context * key_bytes);
+        copy_values(tiled_value(layer, head, slot), stride, in_context, head_dim, values);
+        for (int lane = in_context; lane < kLanes && first + lane < start + visible; ++lane) {
+            uint64_t path = source.args.ancestors[row] & ~uint64_t{1};  // without the root; bits ascend with depth
+            for (int skip = first + lane - context; skip > 0; --skip)
+                path &= path - 1;
+            const int node = source.args.slots[source.task.sequence.tree_root + __builtin_ctzll(path)];
+            __builtin_memcpy(keys + lane * head_dim, tiled_key(layer, head, node), key_bytes);
+            const uint16_t* value = tiled_value(layer, head, node);
+            for (int d = 0; d < head_dim; ++d)
+                values[d * kStepPositions + lane] = value[d * stride];
+        }
+        view.key[g] = keys;
+    }
+    clear_odd_half(source, view.groups);
+    view_copied_values(source, view);
+    return view;
+}
+
+// Whether some value of a view is infinite or NaN.
+static bool has_wild_values(const TileView& view, int head_dim) {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 wild = 0;
+    for (int step = 0; step < view.steps(); ++step) {
+        for (int d = 0; d < head_dim; ++d) {
+            const __m512i bits = _mm512_loadu_si512(view.value[step] + d * view.value_stride[step]);
+            wild |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(bits, exponent), exponent);
+        }
+    }
+    return wild != 0;
+}
+
+// Cache lines of the next chunk's keys and values, fetched a few at a time while this one is worked on.
+class Prefetcher {
+  public:
+    // `shares`: calls of fetch_share() that together fetch everything.
+    void plan(const TileSource& source, int start, int positions, int shares) {
+        const KvLayer& layer = source.args.layer;
+        const int group_lines = layer.head_dim * kLanes * 2 / 64;
+        const size_t row_bytes = layer.block_size * sizeof(uint16_t);
+        count_ = next_ = lines_ = 0;
+        for (int g = 0; g * kLanes < positions; ++g) {
+            const int slot = source.slot(start + g * kLanes);
+            add(tiled_key(layer, source.task.kv_head, slot), 64, group_lines);
+            if (source.has_whole_steps() && g % 2 != 0) continue;  // in the lines of the group before
+            const uint16_t* value = tiled_value(layer, source.task.kv_head, slot);
+            const bool is_dense = layer.block_size == kLanes;
+            add(value, is_dense ? 64 : row_bytes, is_dense ? group_lines : layer.head_dim);
+        }
+        share_ = (lines_ + shares - 1) / shares;
+    }
+    void fetch_share() { fetch(share_); }
+    void fetch_rest() { fetch(lines_); }
+
+  private:
+    struct Run {
+        const char* at;
+        size_t stride;
+        int lines;
+    };
+
+    void add(const uint16_t* at, size_t stride, int lines) {
+        runs_[count_++] = {reinterpret_cast<const char*>(at), stride, lines};
+        lines_ += lines;
+    }
+    void fetch(int lines) {
+        while (lines > 0 && next_ < count_) {
+            Run& run = runs_[next_];
+            const int now = lines < run.lines ? lines : run.lines;
+            for (int i = 0; i < now; ++i, run.at += run.stride)
+                prefetch(run.at);
+            run.lines -= now;
+            lines -= now;
+            lines_ -= now;
+            if (run.lines == 0) ++next_;
+        }
+    }
+
+    Run runs_[2 * kGroupsPerChunk];
+    int count_ = 0, next_ = 0, lines_ = 0, share_ = 0;
+};
