@@ -14,6 +14,8 @@ namespace portable {
 
 #include "kernels/linear.inl.h"
 
+#include "kernels/linear_fp32.inl.h"
+
 #include "kernels/table.inl.h"
 
 }  // namespace portable

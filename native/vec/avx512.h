@@ -1,6 +1,7 @@
-// Sixteen floats in one AVX-512 register, with fused multiply-add. Needs avx512f, bw, vl, dq and bf16.
+// Sixteen floats in one AVX-512 register, with fused multiply-add. Needs avx512f, bw, vl and dq; uses bf16 when the
+// unit is compiled for it.
 //
-// Included inside the namespace of one translation unit, see isa/amx_bf16.cpp. vec/portable.h has the same interface.
+// Included inside the namespace of one translation unit, see isa/avx512.cpp. vec/sixteen.h has the same interface.
 
 struct Mask {
     __mmask16 bits;
@@ -105,14 +106,29 @@ FORERUN_INLINE void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
     odd.v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// The instruction is the rule of bf16.h: nearest even, denormals to zero, NaN made quiet, whatever MXCSR says.
+// The rule of bf16.h: nearest even, denormals to zero, NaN made quiet.
 FORERUN_INLINE void store_bf16_first(uint16_t* p, Vec x, int n) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(x.v);
-    __m256i bits;
-    __builtin_memcpy(&bits, &rounded, sizeof bits);
-    _mm256_mask_storeu_epi16(p, first_lanes(n).bits, bits);
+#ifdef __AVX512BF16__
+    const __m256bh rounded = _mm512_cvtneps_pbh(x.v);  // does just that, whatever MXCSR says
+    __m256i result;
+    __builtin_memcpy(&result, &rounded, sizeof result);
+#else
+    const __m512i bits = _mm512_castps_si512(x.v), upper = _mm512_srli_epi32(bits, 16);
+    const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
+    const __mmask16 nan = _mm512_cmpgt_epi32_mask(magnitude, _mm512_set1_epi32(0x7f800000));
+    const __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(0x00800000));
+    const __m512i half = _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
+    __m512i words = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
+    words = _mm512_mask_and_epi32(words, tiny, upper, _mm512_set1_epi32(0x8000));
+    words = _mm512_mask_or_epi32(words, nan, upper, _mm512_set1_epi32(0x40));
+    const __m256i result = _mm512_cvtepi32_epi16(words);
+#endif
+    _mm256_mask_storeu_epi16(p, first_lanes(n).bits, result);
 }
 
 FORERUN_INLINE void prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }
+
+// Vectors that fit the registers.
+constexpr int kVectors = 32;

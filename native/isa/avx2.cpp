@@ -1,0 +1,28 @@
+// The AVX2 table. Compiled with avx2 and fma; reached only after cpu_features()
+// has found them all.
+#include <immintrin.h>
+
+#include "bf16.h"
+#include "kernel_table.h"
+
+namespace forerun {
+namespace avx2 {
+
+#include "vec/avx2.h"
+
+// In this order: attention uses the exponential.
+#include "kernels/elementwise.inl.h"
+
+#include "kernels/attention.inl.h"
+
+#include "kernels/linear.inl.h"
+
+#include "kernels/linear_fp32.inl.h"
+
+#include "kernels/table.inl.h"
+
+}  // namespace avx2
+
+const KernelTable avx2_table = avx2::make_table("avx2");
+
+}  // namespace forerun

@@ -1,0 +1,28 @@
+// The AVX-512 table, for processors without bfloat16 products. Compiled with avx512f, bw, dq and vl; reached only after
+// cpu_features() has found them all.
+#include <immintrin.h>
+
+#include "bf16.h"
+#include "kernel_table.h"
+
+namespace forerun {
+namespace avx512 {
+
+#include "vec/avx512.h"
+
+// In this order: attention uses the exponential.
+#include "kernels/elementwise.inl.h"
+
+#include "kernels/attention.inl.h"
+
+#include "kernels/linear.inl.h"
+
+#include "kernels/linear_fp32.inl.h"
+
+#include "kernels/table.inl.h"
+
+}  // namespace avx512
+
+const KernelTable avx512_table = avx512::make_table("avx512");
+
+}  // namespace forerun

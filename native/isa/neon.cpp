@@ -1,0 +1,27 @@
+// The table of 64-bit ARM processors, all of which have NEON.
+#include <arm_neon.h>
+
+#include "bf16.h"
+#include "kernel_table.h"
+
+namespace forerun {
+namespace neon {
+
+#include "vec/neon.h"
+
+// In this order: attention uses the exponential.
+#include "kernels/elementwise.inl.h"
+
+#include "kernels/attention.inl.h"
+
+#include "kernels/linear.inl.h"
+
+#include "kernels/linear_fp32.inl.h"
+
+#include "kernels/table.inl.h"
+
+}  // namespace neon
+
+const KernelTable neon_table = neon::make_table("neon");
+
+}  // namespace forerun
