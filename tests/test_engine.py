@@ -230,7 +230,7 @@ class TestAbort:
         engine.abort(victim)
         engine.check()
         assert engine.scheduler.pool.num_owned == owned - held
-        assert (victim.finish, victim.block_ids) == (FinishReason.ABORTED, [])
+        assert (victim.finish, list(victim.block_ids)) == (FinishReason.ABORTED, [])
         assert victim.stats.finished_s is not None
         before = list(victim.tokens)
         finish(engine)

@@ -8,7 +8,8 @@ so there is always at least one pending token, whose row yields the next one.
 import operator
 import reprlib
 import sys
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -195,7 +196,7 @@ class Sequence:
     tokens: list[int]
     num_prompt: int
     num_computed: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: MutableSequence[int] = field(default_factory=lambda: array("i"))  # a step copies it: an array is fast
     block_digests: list[bytes] = field(default_factory=list)  # prefix digests of its leading full blocks
     fork_of: "Sequence | None" = None  # choice 0 of the same request, whose prompt this one shares
     seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed

@@ -14,6 +14,7 @@ Layout, D requests, one row each:
     bias_values  float64    per request
 """
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.batch import NOT_DRAWN, Drawn, DrawRequest
-
-_NO_ITEMS = np.empty(0, np.int32)
-_NO_VALUES = np.empty(0, np.float64)
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,7 @@ def pack_draws(draws: tuple[DrawRequest, ...], num_outputs: int) -> FlatDraws:
     """Flat arrays of `draws` in a step with `num_outputs` output rows."""
     whole: list[tuple[int, ...]] = []
     real: list[tuple[float, ...]] = []
-    items: list[npt.NDArray[np.int32]] = [_NO_ITEMS]
-    bias_values = [_NO_VALUES]
+    items, bias_values = array("i"), array("d")
     num_top = 0
     for r in draws:
         num_alternatives = -1 if r.logprobs is None else r.logprobs
@@ -59,16 +56,17 @@ def pack_draws(draws: tuple[DrawRequest, ...], num_outputs: int) -> FlatDraws:
         tree, lengths = r.tree, (len(r.tree), len(r.bias_ids), len(r.history_ids), len(r.banned))
         whole.append((r.first_output, r.position, *r.key, r.top_k, r.banned_until, num_alternatives, *lengths))
         real.append((r.temperature, r.top_p, r.min_p, r.repetition_penalty, r.frequency_penalty, r.presence_penalty))
-        items.append(np.array(tree.tokens + tree.parents, np.int32))
+        items.extend(tree.tokens + tree.parents)
         if any(lengths[1:]):
-            items += (r.bias_ids, r.history_ids, r.history_counts, r.banned)
-            bias_values.append(r.bias_values)
+            for ids in (r.bias_ids, r.history_ids, r.history_counts, r.banned):
+                items.frombytes(np.asarray(ids, np.int32).tobytes())
+            bias_values.frombytes(r.bias_values.tobytes())
     return FlatDraws(
         draws,
         np.array(whole, np.int64).reshape(-1, 11),
         np.array(real, np.float64).reshape(-1, 6),
-        np.concatenate(items),
-        np.concatenate(bias_values),
+        np.array(items, np.int32),
+        np.array(bias_values, np.float64),
         np.full((num_outputs, 1 + num_top), NOT_DRAWN, np.int32),
         np.full((num_outputs, 1 + num_top), np.nan),
     )

@@ -17,7 +17,7 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
     """
     tokens: list[int] = []
     positions: list[int] = []
-    logical: list[int] = []  # logical slot of each row
+    slots: list[int] = []
     query_start = [0]
     output_rows: list[int] = []
     tree_root = np.full(len(shares), -1, np.int32)
@@ -28,33 +28,29 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
         start, stop = sequence.num_computed, sequence.num_computed + share.num_tokens
         tokens += sequence.tokens[start:stop]
         positions += range(start, stop)
-        logical += range(start, stop)
         if tree is not None:
             root_row, root = len(tokens) - 1, stop - 1
             draws.append(make_draw(sequence, tree, len(output_rows)))
             output_rows += range(root_row, root_row + len(tree))
             tokens += tree.tokens[1:]
             positions += (root + depth for depth in tree.depths[1:])
-            logical += range(root + 1, root + len(tree))
+            stop += tree.num_nodes
             if not tree.is_chain:
                 tree_root[index] = root_row
                 masks.append((root_row, tree.ancestors))
+        blocks = sequence.block_ids
+        slots += [blocks[index // block_size] * block_size + index % block_size for index in range(start, stop)]
         query_start.append(len(tokens))
-    starts = np.array(query_start, np.int32)
-    table = _block_table(shares)
-    slots = np.array(logical, np.int32)
-    owner = np.repeat(np.arange(len(shares)), np.diff(starts))
-    slots = table[owner, slots // block_size] * np.int32(block_size) + slots % np.int32(block_size)
     ancestors = np.zeros(len(tokens), np.uint64)
     for row, mask in masks:
         ancestors[row : row + len(mask)] = mask
     return Batch(
         tokens=np.array(tokens, np.int32),
         positions=np.array(positions, np.int32),
-        slots=slots.astype(np.int32, copy=False),
-        query_start=starts,
+        slots=np.array(slots, np.int32),
+        query_start=np.array(query_start, np.int32),
         context_len=np.array([share.sequence.num_computed for share in shares], np.int32),
-        block_table=table,
+        block_table=_block_table(shares),
         tree_root=tree_root,
         ancestors=ancestors,
         output_rows=np.array(output_rows, np.int32),

@@ -59,25 +59,26 @@ def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_
     if sequence.finish is None and not outcome.is_finite:
         sequence.finish = FinishReason.NUMERICAL_ERROR
         sequence.error = "the model produced NaN or no finite logit"
-    cut = replace(
-        outcome, accepted=outcome.accepted[:appended], tokens=outcome.tokens[:appended], rows=outcome.rows[:appended]
-    )
-    _count(sequence, cut)
+    if appended < len(outcome.tokens):
+        accepted, tokens, rows = outcome.accepted[:appended], outcome.tokens[:appended], outcome.rows[:appended]
+        outcome = replace(outcome, accepted=accepted, tokens=tokens, rows=rows)
+    _count(sequence, outcome)
     if appended:
         stats.steps += 1
         stats.first_token_s = stats.first_token_s if stats.first_token_s is not None else now
     if sequence.finish is not None:
         stats.finished_s = now
-    return cut
+    return outcome
 
 
 def _count(sequence: Sequence, outcome: Outcome) -> None:
     """Draft statistics; accepted nodes behind a stop are cut off already."""
     stats, tree, accepted = sequence.stats, outcome.tree, len(outcome.accepted)
+    if tree.num_nodes == 0:
+        return
     stats.drafted += tree.num_nodes
     stats.accepted += accepted
-    if tree.num_nodes:
-        stats.accepted_by[tree.source] = stats.accepted_by.get(tree.source, 0) + accepted
+    stats.accepted_by[tree.source] = stats.accepted_by.get(tree.source, 0) + accepted
     reached = max(tree.depths)
     for counts, upto in ((stats.drafted_at, reached), (stats.accepted_at, accepted)):
         counts.extend([0] * (reached - len(counts)))

@@ -10,6 +10,7 @@
                copies it first (n > 1, and prefix hits that end inside a block)
 """
 
+from array import array
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable
@@ -215,7 +216,7 @@ class Scheduler:
     def _take_after(self, prefix: PrefixMatch, sequence: Sequence, selection: Selection) -> bool:
         for block in prefix.blocks:
             self.pool.share(block)
-        sequence.block_ids = list(prefix.blocks)
+        sequence.block_ids = array("i", prefix.blocks)
         sequence.num_computed = prefix.num_tokens
         # Leave each running sequence a block to grow into, else the newcomer would soon be preempted again.
         size = self._cache.block_size
@@ -258,7 +259,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)
-        sequence.block_ids = []
+        sequence.block_ids = array("i")
         sequence.block_digests = []
         sequence.num_computed = 0
 

@@ -10,7 +10,7 @@ node in ascending row order are in ascending depth.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 MAX_NODES = 63  # ancestors fit one uint64, the root included
 
@@ -43,10 +43,11 @@ class DraftTree:
 
     # ---- construction ----
 
-    @classmethod
-    def root_only(cls, token: int) -> "DraftTree":
+    @staticmethod
+    @lru_cache(maxsize=4096)  # every step of plain decoding needs one a sequence, with what is derived from it
+    def root_only(token: int) -> "DraftTree":
         """A tree without draft nodes: plain decoding."""
-        return cls((token,), (-1,), (1.0,))
+        return DraftTree((token,), (-1,), (1.0,))
 
     @classmethod
     def chain(
