@@ -8,14 +8,14 @@ FORERUN_INLINE Vec load_member(const uint16_t* pair, int member) {
 
 struct Fp32Dot {
     typedef float Input;
-    static constexpr int kPerPair = 2;
+    static constexpr int kPerPair = 2, kPerTile = kTileDepth;
 
-    FORERUN_INLINE void prepare(const uint16_t* x, int count, float* to) {
-        for (int i = 0; i < count; i += kLanes)
-            store(to + i, load(x + i));
+    FORERUN_INLINE void prepare(const uint16_t* x, float* to) {
+        store(to, load(x));
+        store(to + kLanes, load(x + kLanes));
     }
 
-    template <int ROWS, int PANELS, int STRIDE>
+    template <int ROWS, int PANELS>
     FORERUN_INLINE void add(Vec (&total)[PANELS][ROWS], const uint16_t* pair, size_t panel_elements, const float* x) {
         // Panels share the broadcast of an input where registers are left for the weights of all of them.
         constexpr int kTogether = ROWS * PANELS + PANELS < kVectors ? PANELS : 1;
@@ -29,7 +29,7 @@ struct Fp32Dot {
                     weights[p] = load_member(pair + (first + p) * panel_elements, member);
                 FORERUN_UNROLL
                 for (int r = 0; r < ROWS; ++r) {
-                    const Vec input = broadcast(x[r * STRIDE + member]);
+                    const Vec input = broadcast(x[r * kPerTile + member]);
                     FORERUN_UNROLL
                     for (int p = 0; p < kTogether; ++p)
                         total[first + p][r] = fma(input, weights[p], total[first + p][r]);

@@ -34,7 +34,7 @@ ISA_VARIABLE = "FORERUN_ISA"
 CHUNK_BYTES = 32 << 20  # float32 bytes of a matrix that are dequantised at once
 FAULTS = ("row_ulp",)
 # By kernel table: rows that one pass over the weights serves at about the price of one.
-ROW_TILES = {"amx_bf16": 16, "avx512_bf16": 4, "avx512": 4, "avx2": 4, "neon": 4, "portable": 4}
+ROW_TILES = {"amx_bf16": 16, "avx512_bf16": 4, "avx512": 8, "avx2": 4, "neon": 4, "portable": 1}
 
 
 def choose_table(isa: str | None = None) -> str:
