@@ -11,7 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "half.h"
 #include "inline.h"
+#include "tile_formats.h"
 
 namespace forerun {
 
@@ -40,6 +42,28 @@ struct LinearArgs {
     int columns;        // N
     const float* bias;  // [N] or null
     float* out;         // [R, ldo]
+    size_t ldo;
+};
+
+// Panels side by side in linear layers over packed weights: unpacked at once by tables without tile products, and by
+// those with them for more than 32 rows.
+constexpr int kUnpackedPanels = 4;
+constexpr int kMaxPackedPanels = 8;
+constexpr int kMaxPackedRowBlocks = 32;  // blocks of 16 rows that are multiplied by one unpacked range
+constexpr int kMaxRangeTiles = 64;       // inputs of a range; an unpacked pair of panels then takes 128 KiB
+
+// The same with weights in a packed format, see tile_formats.h.
+struct PackedLinearArgs {
+    const uint16_t* x;  // as in LinearArgs, or tiles where the table has tiles_inputs
+    size_t ldx;
+    int rows;
+    const uint8_t* panels;
+    size_t panel_bytes;
+    TileFormat format;
+    int k_tiles;
+    int columns;
+    const float* bias;
+    float* out;
     size_t ldo;
 };
 
@@ -97,9 +121,15 @@ struct KernelTable {
     const char* name;
     bool tiles_kv;  // it takes bfloat16 KV as tiles, see kv_store.h
 
+    bool tiles_inputs;  // linear_packed takes what round_rows_to_tiles makes
+
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
     void (*linear)(const LinearArgs& args, int panel_begin, int panel_end);
+    // To tiles of 16 rows, for linear_packed; null unless tiles_inputs.
+    void (*round_rows_to_tiles)(const float* x, size_t ldx, int rows, int width, uint16_t* out);
+    // `scratch` holds packed_scratch_bytes(tiles_inputs, k_tiles) bytes, 64-byte aligned, private to the thread.
+    void (*linear_packed)(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch);
     // out[r] = row tokens[r] of a packed [V, E] matrix.
     void (*embed)(const uint16_t* panels, int k_tiles, const int32_t* tokens, int rows, int width, float* out,
                   size_t ldo);
@@ -120,6 +150,12 @@ struct KernelTable {
     void (*merge_bf16)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
     void (*merge_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
 };
+
+constexpr size_t packed_scratch_bytes(bool tiles_inputs, int k_tiles) {
+    const size_t tile_bytes = kTileElements * sizeof(uint16_t);
+    if (!tiles_inputs) return static_cast<size_t>(kUnpackedPanels) * static_cast<size_t>(k_tiles) * tile_bytes;
+    return 2 * kMaxRangeTiles * tile_bytes + size_t{kMaxPackedPanels} * kMaxPackedRowBlocks * kLanes * kLanes * 4;
+}
 
 constexpr int padded(int width) {
     return (width + kLanes - 1) / kLanes * kLanes;

@@ -54,7 +54,7 @@ std::vector<Program::OpShape> Program::op_shapes() const {
                           .outputs = op.out.width,
                           .num_heads = op.num_heads,
                           .num_kv_heads = op.num_kv_heads,
-                          .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols()) : 0,
+                          .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols(), matrix->format()) : 0,
                           .on_outputs = runs_on_outputs(op)});
     }
     return shapes;

@@ -30,6 +30,7 @@ namespace {
 
 using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints1 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Masks1 = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -85,9 +86,20 @@ void bind_memory(nb::module_& m) {
         .def(nb::init<size_t>(), "bytes"_a)
         .def_prop_ro("used", &Arena::used)
         .def_prop_ro("bytes", &Arena::bytes);
-    nb::class_<PackedMatrix>(m, "PackedMatrix")
-        .def(nb::init<Arena&, int64_t, int64_t>(), "arena"_a, "rows"_a, "cols"_a, nb::keep_alive<1, 2>())
-        .def_static("bytes", &PackedMatrix::bytes, "rows"_a, "cols"_a)
+    nb::class_<PackedMatrix> matrix(m, "PackedMatrix");
+    matrix
+        .def(
+            "__init__",
+            [](PackedMatrix* self, Arena& arena, int64_t rows, int64_t cols, const char* format) {
+                new (self) PackedMatrix(arena, rows, cols, find_format(format));
+            },
+            "arena"_a, "rows"_a, "cols"_a, "format"_a = "BF16", nb::keep_alive<1, 2>())
+        .def_static(
+            "bytes",
+            [](int64_t rows, int64_t cols, const char* format) {
+                return PackedMatrix::bytes(rows, cols, find_format(format));
+            },
+            "rows"_a, "cols"_a, "format"_a = "BF16")
         .def_prop_ro("rows", &PackedMatrix::rows)
         .def_prop_ro("cols", &PackedMatrix::cols)
         .def(
@@ -98,6 +110,14 @@ void bind_memory(nb::module_& m) {
                 matrix.pack_rows(start, static_cast<int64_t>(values.shape(0)), values.data(), pool);
             },
             "start"_a, "values"_a.noconvert(), "pool"_a);
+    matrix.def(
+        "pack_blocks",
+        [](PackedMatrix& matrix, int64_t start, const Bytes2& blocks, ThreadPool& pool) {
+            expect(blocks.shape(1), matrix.row_bytes(), "a row of blocks");
+            const nb::gil_scoped_release unlocked;
+            matrix.pack_blocks(start, static_cast<int64_t>(blocks.shape(0)), blocks.data(), pool);
+        },
+        "start"_a, "blocks"_a.noconvert(), "pool"_a);
     nb::class_<KvStore>(m, "KvStore")
         .def(
             "__init__",

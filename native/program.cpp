@@ -103,7 +103,16 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
                 (bias < 0 || static_cast<int>(vectors_[static_cast<size_t>(bias)].size()) == matrix.rows()),
             "a bias must be as wide as its output");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
-    push(Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias});
+    if (matrix.is_packed()) {
+        packed_scratch_bytes_ =
+            std::max(packed_scratch_bytes_, packed_scratch_bytes(table_.tiles_inputs, matrix.k_tiles()));
+    }
+    const Op* const before = ops_.empty() ? nullptr : &ops_.back();
+    const bool shares_input = before && before->kind == Kind::kLinear && before->a.buffer == x.buffer &&
+                              before->a.column == x.column && before->a.width == x.width &&
+                              takes_tiles(*before->matrix) == takes_tiles(matrix);
+    push(
+        Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias, .shares_input = shares_input});
 }
 
 void Program::add_rope(View x, int num_heads, int rotary_dim, int table) {
@@ -187,9 +196,10 @@ void Program::finish(View logits) {
     std::vector<size_t> starts;
     for (const Buffer& b : buffers_)
         starts.push_back(take(b.stride * (b.on_outputs ? max_outputs_ : max_rows_)));
-    const size_t rounded = take(spread_stride(max_inputs_, kTileDepth) * std::max(max_rows_, max_outputs_) / 2);
+    const size_t rounded = take(spread_stride(max_inputs_, kTileDepth) * padded(std::max(max_rows_, max_outputs_)) / 2);
     const size_t scratch = take(scratch_floats_ * static_cast<size_t>(pool_.size()));
     const size_t partial = take(partial_floats_);
+    const size_t packed_scratch = take(packed_scratch_bytes_ / sizeof(float) * static_cast<size_t>(pool_.size()));
 
     memory_ = std::make_unique<HugeBuffer>(floats * sizeof(float));
     float* base = reinterpret_cast<float*>(memory_->data());
@@ -198,6 +208,7 @@ void Program::finish(View logits) {
     rounded_ = reinterpret_cast<uint16_t*>(base + rounded);
     scratch_ = base + scratch;
     partial_ = base + partial;
+    packed_scratch_ = reinterpret_cast<char*>(base + packed_scratch);
 }
 
 size_t Program::workspace_bytes() const {
@@ -246,6 +257,11 @@ void Program::run_op(const Op& op, const BatchArrays& batch, const KvStore& stor
     switch (op.kind) {
         case Kind::kEmbed:
             for_rows(rows, 8 * static_cast<size_t>(op.out.width), [&](int begin, int end) {
+                if (op.matrix->is_packed()) {
+                    for (int row = begin; row < end; ++row)
+                        op.matrix->read_row(batch.tokens[row], pointer(op.out, row));
+                    return;
+                }
                 table_.embed(op.matrix->data(), op.matrix->k_tiles(), batch.tokens + begin, end - begin, op.out.width,
                              pointer(op.out, begin), ldo);
             });
@@ -296,30 +312,59 @@ void Program::run_op(const Op& op, const BatchArrays& batch, const KvStore& stor
     }
 }
 
+void Program::round_inputs(const Op& op, int rows) {
+    const size_t ldx = spread_stride(op.matrix->cols(), kTileDepth);
+    if (!takes_tiles(*op.matrix)) {
+        for_rows(rows, static_cast<size_t>(op.a.width), [&](int begin, int end) {
+            table_.round_rows(pointer(op.a, begin), stride(op.a), end - begin, op.a.width,
+                              rounded_ + static_cast<size_t>(begin) * ldx, ldx);
+        });
+        return;
+    }
+    const size_t block_elements = static_cast<size_t>(op.matrix->k_tiles()) * kTileElements;
+    for_rows(ceil_div(rows, kLanes), static_cast<size_t>(op.a.width) * std::min(rows, kLanes), [&](int begin, int end) {
+        table_.round_rows_to_tiles(pointer(op.a, begin * kLanes), stride(op.a),
+                                   std::min(rows, end * kLanes) - begin * kLanes, op.a.width,
+                                   rounded_ + static_cast<size_t>(begin) * block_elements);
+    });
+}
+
+// An even number of panels a task, since kernels take them in pairs; a few tasks a thread, for balance.
+int Program::panels_per_task(const PackedMatrix& matrix, int rows) const {
+    const int by_bytes = static_cast<int>(std::min<size_t>(kLinearTaskBytes / matrix.panel_bytes(), 1 << 20));
+    const int by_balance = matrix.panels() / (2 * pool_.size());
+    const int most = takes_tiles(matrix) && rows > 2 * kLanes ? kMaxPackedPanels : 1 << 20;
+    return std::max(2, std::min({by_bytes, by_balance, most}) / 2 * 2);
+}
+
 void Program::run_linear(const Op& op, int rows) {
     if (rows == 0) return;
     const PackedMatrix& matrix = *op.matrix;
+    if (!op.shares_input) round_inputs(op, rows);
     const size_t ldx = spread_stride(matrix.cols(), kTileDepth);
-    for_rows(rows, static_cast<size_t>(op.a.width), [&](int begin, int end) {
-        table_.round_rows(pointer(op.a, begin), stride(op.a), end - begin, op.a.width,
-                          rounded_ + static_cast<size_t>(begin) * ldx, ldx);
-    });
-    const LinearArgs args{rounded_,
-                          ldx,
-                          rows,
-                          matrix.data(),
-                          matrix.k_tiles(),
-                          matrix.rows(),
-                          op.vector >= 0 ? vector(op.vector) : nullptr,
-                          pointer(op.out),
-                          stride(op.out)};
-    // An even number of panels a task, since kernels take them in pairs; a few tasks a thread, for balance.
-    const size_t panel_bytes = static_cast<size_t>(matrix.k_tiles()) * kTileElements * sizeof(uint16_t);
-    const int by_bytes = static_cast<int>(std::min<size_t>(kLinearTaskBytes / panel_bytes, 1 << 20));
-    const int by_balance = matrix.panels() / (2 * pool_.size());
-    const int panels = std::max(2, std::min(by_bytes, by_balance) / 2 * 2);
-    run_tasks(ceil_div(matrix.panels(), panels), [&](int task, int) {
-        table_.linear(args, task * panels, std::min(matrix.panels(), (task + 1) * panels));
+    const float* const bias = op.vector >= 0 ? vector(op.vector) : nullptr;
+    const LinearArgs plain{rounded_,        ldx,           rows, matrix.data(), matrix.k_tiles(), matrix.rows(), bias,
+                           pointer(op.out), stride(op.out)};
+    const PackedLinearArgs packed{.x = rounded_,
+                                  .ldx = ldx,
+                                  .rows = rows,
+                                  .panels = matrix.tiles(),
+                                  .panel_bytes = matrix.panel_bytes(),
+                                  .format = matrix.format(),
+                                  .k_tiles = matrix.k_tiles(),
+                                  .columns = matrix.rows(),
+                                  .bias = bias,
+                                  .out = pointer(op.out),
+                                  .ldo = stride(op.out)};
+    const int panels = panels_per_task(matrix, rows);
+    run_tasks(ceil_div(matrix.panels(), panels), [&](int task, int thread) {
+        const int begin = task * panels, end = std::min(matrix.panels(), (task + 1) * panels);
+        if (matrix.is_packed()) {
+            table_.linear_packed(packed, begin, end,
+                                 packed_scratch_ + packed_scratch_bytes_ * static_cast<size_t>(thread));
+        } else {
+            table_.linear(plain, begin, end);
+        }
     });
 }
 

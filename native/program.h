@@ -88,7 +88,8 @@ class Program {
         Kind kind;
         View a{}, b{}, out{};
         const PackedMatrix* matrix = nullptr;
-        int vector = -1;  // norm weight, bias or rotary table
+        int vector = -1;            // norm weight, bias or rotary table
+        bool shares_input = false;  // the linear layer before it has rounded the same input in the same way
         int layer = 0, num_heads = 0, num_kv_heads = 0, rotary_dim = 0, window = 0;
         float number = 0;  // epsilon or scale
     };
@@ -124,6 +125,9 @@ class Program {
 
     void run_op(const Op& op, const BatchArrays& batch, const KvStore& store);
     void run_linear(const Op& op, int rows);
+    void round_inputs(const Op& op, int rows);
+    int panels_per_task(const PackedMatrix& matrix, int rows) const;
+    bool takes_tiles(const PackedMatrix& matrix) const { return table_.tiles_inputs && matrix.is_packed(); }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans);
     // pool_.run, with the times of every task where operations are timed.
@@ -148,12 +152,14 @@ class Program {
     View logits_{};
 
     int max_inputs_ = 0;                            // widest input of a linear layer, padded
+    size_t packed_scratch_bytes_ = 0;               // that linear layers over packed weights need at most
     size_t scratch_floats_ = 0, state_floats_ = 0;  // that attention layers need at most
     size_t partial_floats_ = 0;
     std::unique_ptr<HugeBuffer> memory_;
-    uint16_t* rounded_ = nullptr;  // bf16 inputs of the linear layer that runs
-    float* scratch_ = nullptr;     // per thread
-    float* partial_ = nullptr;     // attention states of spans computed apart
+    uint16_t* rounded_ = nullptr;     // bf16 inputs of the linear layer that runs
+    float* scratch_ = nullptr;        // per thread, for attention
+    char* packed_scratch_ = nullptr;  // per thread, for linear layers
+    float* partial_ = nullptr;        // attention states of spans computed apart
     std::vector<AttentionTask> tasks_, merges_;
     std::unique_ptr<OpTimes> times_;  // null unless operations are timed
 };

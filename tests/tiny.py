@@ -113,6 +113,9 @@ class RandomWeights:
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return np.ascontiguousarray(bits.view(np.float32)[start:stop])
 
+    def read_stored(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return self.read(name, start, stop).view(np.uint8)
+
 
 def hf_name(name: str) -> str:
     """Hugging Face tensor name of a logical weight."""

@@ -1,11 +1,18 @@
 // The table of the kernels included above it.
 
+#include "tile_values.inl.h"
+
+#include "linear_packed.inl.h"
+
 static constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         .name = name,
         .tiles_kv = false,
+        .tiles_inputs = false,
         .round_rows = round_rows,
         .linear = linear,
+        .round_rows_to_tiles = nullptr,
+        .linear_packed = linear_packed,
         .embed = embed,
         .rms_norm = rms_norm,
         .rope = rope,

@@ -51,6 +51,8 @@ class EngineOptions:
 
     backend         "cpu" (native kernels) or "reference" (numpy: slow and obvious, the oracle)
     isa             kernel table of the cpu backend; None: the best one, or $FORERUN_ISA
+    weights         of the cpu backend: "file" (its own bits where kernels exist, else bf16), "bf16"; "int8" and "int4"
+                    quantise matrices that have more bits, which changes what the model says
     kv_format       "bf16" or "fp32"
     block_size      tokens per KV block
     prefix_caching  reuse the KV of prompts that begin alike
@@ -64,6 +66,7 @@ class EngineOptions:
 
     backend: str = "cpu"
     isa: str | None = None
+    weights: str = "file"
     kv_format: str = "bf16"
     block_size: int = 16
     prefix_caching: bool = True
@@ -340,10 +343,10 @@ def _make_backend(options: EngineOptions, threads: int | None, profile: Profile 
         if profile is not None:
             from forerun.backends.profiled import ProfiledCpuBackend
 
-            return ProfiledCpuBackend(profile, threads=threads, isa=options.isa, fault=options.fault)
+            return ProfiledCpuBackend(profile, threads, options.isa, options.fault, options.weights)
         from forerun.backends.cpu import CpuBackend
 
-        return CpuBackend(threads=threads, isa=options.isa, fault=options.fault)
+        return CpuBackend(threads=threads, isa=options.isa, fault=options.fault, weights=options.weights)
     raise UsageError(f"unknown backend {options.backend!r}: choose cpu or reference")
 
 

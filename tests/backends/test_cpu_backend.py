@@ -224,7 +224,7 @@ class TestLoading:
 
     def test_small_chunks_load_the_same(self, monkeypatch):
         whole = logits(prepared(CpuBackend(1), self.spec), Rows([1, 2, 3], 0, [0]))
-        monkeypatch.setattr("forerun.backends.cpu.CHUNK_BYTES", 4 * 64 * 7)
+        monkeypatch.setattr("forerun.backends.packing.CHUNK_BYTES", 4 * 64 * 7)
         np.testing.assert_array_equal(logits(prepared(CpuBackend(2), self.spec), Rows([1, 2, 3], 0, [0])), whole)
 
     def test_memory_is_what_was_asked_for(self):
@@ -283,7 +283,7 @@ class TestTables:
         monkeypatch.delenv("FORERUN_ISA", raising=False)
         assert choose_table() == TABLES[0]
         assert TABLES[-1] == "portable"
-        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/k2/w-bf16/a-bf16/kv-none"
+        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/k2/w-file/a-bf16/kv-none"
 
     def test_environment_and_argument(self, monkeypatch):
         monkeypatch.setenv("FORERUN_ISA", "portable")

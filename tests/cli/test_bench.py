@@ -39,7 +39,7 @@ def test_decode_json_has_all_of_the_contract(cli: Cli, tiny_model: Path) -> None
 
 def test_unequal_answers_are_1(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CpuBackend.__init__
-    monkeypatch.setattr(CpuBackend, "__init__", lambda self, threads, isa, fault: made(self, threads, isa, "row_ulp"))
+    monkeypatch.setattr(CpuBackend, "__init__", lambda self, fault, **others: made(self, fault="row_ulp", **others))
     ran = cli(*DECODE, "--model", str(tiny_model))
     assert ran.code == 1
     assert "NOT equal: prompt excerpt-0, drafter off, batch 1" in ran.out

@@ -63,7 +63,7 @@ def test_the_self_test_passes_when_the_error_is_found(cli: Cli, tiny_model: Path
 
 def test_the_self_test_fails_when_it_is_not(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CpuBackend.__init__
-    monkeypatch.setattr(CpuBackend, "__init__", lambda self, threads, isa, fault: made(self, threads, isa, None))
+    monkeypatch.setattr(CpuBackend, "__init__", lambda self, fault, **others: made(self, fault=None, **others))
     ran = cli("verify", "--self-test", "--model", str(tiny_model), "--threads", "1")
     assert ran.code == 1
     assert "the injected error was NOT found" in ran.out
@@ -71,7 +71,7 @@ def test_the_self_test_fails_when_it_is_not(cli: Cli, tiny_model: Path, monkeypa
 
 def test_a_difference_is_named_and_1(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = CpuBackend.__init__
-    monkeypatch.setattr(CpuBackend, "__init__", lambda self, threads, isa, fault: made(self, threads, isa, "row_ulp"))
+    monkeypatch.setattr(CpuBackend, "__init__", lambda self, fault, **others: made(self, fault="row_ulp", **others))
     ran = cli("verify", "--quick", "--json", "--model", str(tiny_model), "--threads", "1")
     document = json.loads(ran.out)
     assert (ran.code, document["equal"]) == (1, False)

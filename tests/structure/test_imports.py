@@ -31,7 +31,10 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
 CONFINED = {
     "torch": ("backends.cuda", "training"),
     "transformers": ("training",),
-    "forerun._native": ("backends.cpu", "backends.measure", "backends.profiled", "speculation.drafters.suffix"),
+    "forerun._native": (
+        *(f"backends.{name}" for name in ("cpu", "measure", "packing", "profiled")),
+        "speculation.drafters.suffix",
+    ),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "flask", "websockets"), ("server",)),
 }
 

@@ -88,6 +88,10 @@ class Weights(Protocol):
         """Rows start..stop (first axis) as float32, C-contiguous."""
         ...
 
+    def read_stored(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows start..stop of a matrix as the file has them: [stop - start, bytes of a row], C-contiguous."""
+        ...
+
 
 @dataclass(frozen=True)
 class LoadedModel:

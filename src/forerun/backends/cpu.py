@@ -1,7 +1,7 @@
 """CpuBackend: native kernels behind the Backend protocol; the one place that imports the native module.
 
-Loading runs the model code once against a Recorder, packs each stack of matrices to bfloat16 tiles, row chunk by row
-chunk, and turns the recording into a native Program. A step is then one call into C++ without the GIL.
+Loading runs the model code once against a Recorder, packs each stack of matrices, in the file's own bits where kernels
+exist for them, and turns the recording into a native Program. A step is then one call into C++ without the GIL.
 
 Which kernels run is decided once: the best table that this CPU supports, or the one that FORERUN_ISA (or `isa`) names.
 """
@@ -18,7 +18,9 @@ import numpy.typing as npt
 from forerun import _native
 from forerun.backends import cores
 from forerun.backends.base import ForwardResult, Limits, LoadedModel, MemoryReport, Progress, SlotMove
+from forerun.backends.packing import Loader
 from forerun.backends.recorder import BufferPlan, Recorder, Step, Value, plan_buffers
+from forerun.backends.weight_formats import check_choice
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import CODEC_BYTES, KvLayout
 from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, UsageError
@@ -31,7 +33,6 @@ from forerun.sampling.walk import hash_row
 
 KERNELS_VERSION = "k2"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
-CHUNK_BYTES = 32 << 20  # float32 bytes of a matrix that are dequantised at once
 FAULTS = ("row_ulp",)
 # By kernel table: rows that one pass over the weights serves at about the price of one.
 ROW_TILES = {"amx_bf16": 16, "avx512_bf16": 4, "avx512": 8, "avx2": 4, "neon": 4, "portable": 1}
@@ -90,6 +91,8 @@ class CpuBackend:
 
     threads  compute threads, the caller included; None: the cores that this process may use
     isa      kernel table, None: $FORERUN_ISA or the best
+    weights  "file": in the file's bits where kernels exist for them, else bfloat16; "bf16"; "int8" or "int4": quantised
+             while loading where the file has more bits
     fault    "row_ulp": move one logit of every output row by one ulp when a step has more than one row, so that the
              checks of losslessness can be checked
 
@@ -98,13 +101,22 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, threads: int | None = None, isa: str | None = None, fault: str | None = None) -> None:
+    def __init__(
+        self,
+        threads: int | None = None,
+        isa: str | None = None,
+        fault: str | None = None,
+        weights: str = "file",
+    ) -> None:
+        check_choice(weights)
         if fault is not None and fault not in FAULTS:
             raise UsageError(f"unknown fault {fault!r}; known: {', '.join(FAULTS)}")
         if threads is not None and not 1 <= threads <= 1024:
             raise UsageError(f"threads must be between 1 and 1024, got {threads}")
         self._table = choose_table(isa)
         self._fault = fault
+        self._weights = weights
+        self._formats = weights
         self._pool = _native.ThreadPool(threads if threads is not None else cores.default_threads())
         self._arena: _native.Arena | None = None
         self._program: _native.Program | None = None
@@ -132,7 +144,7 @@ class CpuBackend:
 
     @property
     def numerics_id(self) -> str:
-        return f"{self._table}/{KERNELS_VERSION}/w-bf16/a-bf16/kv-{self._codec}"
+        return f"{self._table}/{KERNELS_VERSION}/w-{self._formats}/a-bf16/kv-{self._codec}"
 
     # ---- loading ----
 
@@ -145,16 +157,15 @@ class CpuBackend:
         _check_weights(model, shapes)
         recorder = Recorder(shapes)
         result = decoder.logits(model.spec, recorder)
-        stacks = recorder.matrices()
-        sizes = [_native.PackedMatrix.bytes(*_stack_shape(stack, shapes)) for stack in stacks]
+        loader = Loader(model, self._weights, self._pool, progress)
+        stacks = {stack: loader.parts(stack) for stack in recorder.matrices()}
+        parts = [part for some in stacks.values() for part in some]
+        sizes = [_native.PackedMatrix.bytes(part.num_rows, part.cols, part.format) for part in parts]
         needed = sum(-(-size // 64) * 64 for size in sizes)
         _reserve(needed, "the weights", "use a smaller model")
-        self._arena = _native.Arena(needed)
-        loader = _Loader(model, self._pool, progress)
-        matrices = {
-            stack: loader.matrix(_native.PackedMatrix(self._arena, *_stack_shape(stack, shapes)), stack)
-            for stack in stacks
-        }
+        self._arena = arena = _native.Arena(needed)
+        self._formats = "+".join(sorted({part.format.lower() for part in parts}))
+        matrices = {stack: [loader.matrix(part, arena) for part in some] for stack, some in stacks.items()}
         plan = plan_buffers(recorder, result)
         self._program = _native.Program(
             self._table, self._pool, limits.max_rows, limits.max_outputs, limits.max_model_len
@@ -243,49 +254,6 @@ class CpuBackend:
         return self._store
 
 
-class _Loader:
-    """Reads weights in chunks of rows and reports how many bytes of the file are done."""
-
-    def __init__(self, model: LoadedModel, pool: _native.ThreadPool, progress: Progress | None) -> None:
-        self._weights = model.weights
-        self._pool = pool
-        self._progress = progress
-        self._shapes = model.spec.weight_shapes()
-        self._done = 0.0
-        self._total = sum(model.weights.num_bytes(name) for name in self._shapes)
-        self.vector_bytes = 0
-
-    def matrix(self, packed: _native.PackedMatrix, stack: tuple[str, ...]) -> _native.PackedMatrix:
-        """Fill `packed` with the matrices of `stack`, one below the other."""
-        start = 0
-        for name in stack:
-            rows, cols = self._shapes[name]
-            step = max(1, CHUNK_BYTES // (4 * cols))
-            for first in range(0, rows, step):
-                last = min(rows, first + step)
-                values = self._weights.read(name, first, last)
-                packed.pack_rows(start + first, values, self._pool)
-                self._advance(self._weights.num_bytes(name) * (last - first) / rows)
-            start += rows
-        return packed
-
-    def vector(self, name: str) -> npt.NDArray[np.float32]:
-        """A norm's weight or a bias."""
-        values = self._weights.read(name)
-        self.vector_bytes += values.nbytes
-        self._advance(self._weights.num_bytes(name))
-        return values
-
-    def size(self, name: str) -> int:
-        """Rows of a weight."""
-        return self._shapes[name][0]
-
-    def _advance(self, num_bytes: float) -> None:
-        self._done += num_bytes
-        if self._progress is not None:
-            self._progress(min(round(self._done), self._total), self._total)
-
-
 class _ProgramBuilder:
     """Turns recorded steps into operations of a native program."""
 
@@ -293,8 +261,8 @@ class _ProgramBuilder:
         self,
         program: _native.Program,
         plan: BufferPlan,
-        matrices: dict[tuple[str, ...], _native.PackedMatrix],
-        loader: _Loader,
+        matrices: dict[tuple[str, ...], list[_native.PackedMatrix]],
+        loader: Loader,
         max_positions: int,
     ) -> None:
         self._program = program
@@ -326,11 +294,11 @@ class _ProgramBuilder:
         out = self.view(step.writes)
         match step.kind:
             case "embed":
-                program.embed(self._matrices[step.weights], out)
+                program.embed(self._matrices[step.weights][0], out)
             case "rms_norm":
                 program.rms_norm(reads[0], program.add_vector(self._loader.vector(step.weights[0])), step.eps, out)
             case "linear":
-                program.linear(reads[0], self._matrices[step.weights], self._bias(step), out)
+                self._linear(step, reads[0], step.writes)
             case "attention":
                 assert attention is not None
                 program.attention(
@@ -345,23 +313,30 @@ class _ProgramBuilder:
             case _:
                 raise NotImplementedError(f"the native program has no operation {step.kind}")
 
-    def _bias(self, step: Step) -> int:
+    def _linear(self, step: Step, x: _native.View, out: Value) -> None:
+        """One operation for each part of the stack, side by side in `out`."""
+        biases = self._biases(step)
+        start = 0
+        for matrix in self._matrices[step.weights]:
+            end = start + matrix.rows
+            bias = -1 if biases is None else self._program.add_vector(biases[start:end])
+            part = self.view(Value(out.id, out.column + start, matrix.rows))
+            self._program.linear(x, matrix, bias, part)
+            start = end
+
+    def _biases(self, step: Step) -> npt.NDArray[np.float32] | None:
         if not step.biases:
-            return -1
+            return None
         parts = [
             np.zeros(self._loader.size(weight), np.float32) if bias is None else self._loader.vector(bias)
             for weight, bias in zip(step.weights, step.biases, strict=True)
         ]
-        return self._program.add_vector(np.concatenate(parts))
+        return np.concatenate(parts)
 
     def _rope(self, spec: RopeSpec) -> int:
         if spec not in self._rope_tables:
             self._rope_tables[spec] = self._program.add_rope_table(*rope_table(spec, self._max_positions))
         return self._rope_tables[spec]
-
-
-def _stack_shape(stack: tuple[str, ...], shapes: dict[str, tuple[int, ...]]) -> tuple[int, int]:
-    return sum(shapes[name][0] for name in stack), shapes[stack[0]][1]
 
 
 def _check_weights(model: LoadedModel, shapes: dict[str, tuple[int, ...]]) -> None:

@@ -21,9 +21,14 @@ class ProfiledCpuBackend(CpuBackend):
     """Computes what CpuBackend computes, in the same way, with the clock read around every operation."""
 
     def __init__(
-        self, profile: Profile, threads: int | None = None, isa: str | None = None, fault: str | None = None
+        self,
+        profile: Profile,
+        threads: int | None = None,
+        isa: str | None = None,
+        fault: str | None = None,
+        weights: str = "file",
     ) -> None:
-        super().__init__(threads, isa, fault)
+        super().__init__(threads, isa, fault, weights)
         self._profile = profile
         self._names: Sequence[str] = ()
 

@@ -55,6 +55,7 @@ def options_for(options: EngineOptions) -> EngineOptions:
     return EngineOptions(
         backend=options.backend,
         isa=options.isa,
+        weights=options.weights,
         kv_format=options.kv_format,
         prefix_caching=False,
         max_rows=PREFILL,

@@ -40,4 +40,4 @@ def model_name(chosen: ModelOptions) -> str:
 
 def engine_options(chosen: ModelOptions) -> EngineOptions:
     """The engine's settings among the options; `LLM.reconfigure` wants them again."""
-    return EngineOptions(backend=chosen.backend, kv_format=chosen.kv_format)
+    return EngineOptions(backend=chosen.backend, weights=chosen.weights, kv_format=chosen.kv_format)

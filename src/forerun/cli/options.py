@@ -83,6 +83,14 @@ class ModelOptions:
             parser=parse_kv_format, metavar="bf16|fp32", rich_help_panel=_SPEED, help="Format of the KV cache."
         ),
     ] = "bf16"
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="file|bf16|int8|int4",
+            rich_help_panel=_SPEED,
+            help="Format of the weights: the file's own bits, or another; int8 and int4 lose quality.",
+        ),
+    ] = "file"
     backend: Annotated[
         str,
         typer.Option(

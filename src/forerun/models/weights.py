@@ -9,9 +9,9 @@ GGUF stores Llama's q and k with each head's rows interleaved for adjacent rotar
     logical row of head h  t D / 2 + j
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from forerun.errors import ModelFileError
 from forerun.models.spec import ModelSpec
 
 Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+T = TypeVar("T", bound=np.generic)
 
 VOCABULARY = ("embed", "output")  # logical weights with one row per token
 
@@ -37,6 +39,8 @@ class TensorFile(Protocol):
     def num_bytes(self, name: str) -> int: ...
 
     def read(self, name: str, start: int, stop: int) -> Float32: ...
+
+    def read_stored(self, name: str, start: int, stop: int) -> UInt8: ...
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,22 @@ class FileWeights:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Rows start..stop as float32, C-contiguous."""
+        stop = self.shape(name)[0] if stop is None else stop
+        return self._in_order(name, start, stop, self._file.read)
+
+    def read_stored(self, name: str, start: int, stop: int) -> UInt8:
+        """Rows start..stop as the file has them: [stop - start, bytes of a row], C-contiguous."""
+        return self._in_order(name, start, stop, self._file.read_stored)
+
+    def _in_order(
+        self, name: str, start: int, stop: int, read: Callable[[str, int, int], npt.NDArray[T]]
+    ) -> npt.NDArray[T]:
         source = self._sources[name]
-        stop = self._file.shape(source.tensor)[0] if stop is None else stop
         if source.interleaved_heads is None:
-            return self._file.read(source.tensor, start, stop)
+            return read(source.tensor, start, stop)
         head_dim = source.interleaved_heads
         first = start // head_dim * head_dim  # whole heads, because a half-split row may come from anywhere in its head
-        rows = self._file.read(source.tensor, first, -(-stop // head_dim) * head_dim)
+        rows = read(source.tensor, first, -(-stop // head_dim) * head_dim)
         halves = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
         return np.ascontiguousarray(halves[start - first : stop - first])
 
@@ -133,6 +146,10 @@ class TrimmedWeights:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32:
         """Rows start..stop as float32."""
         return self._weights.read(name, start, self.shape(name)[0] if stop is None else stop)
+
+    def read_stored(self, name: str, start: int, stop: int) -> UInt8:
+        """Rows start..stop as the file has them."""
+        return self._weights.read_stored(name, start, stop)
 
 
 def trim_vocabulary(model: LoadedModel, vocab_size: int) -> LoadedModel:

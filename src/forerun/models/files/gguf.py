@@ -279,6 +279,13 @@ class GgufFile:
         shape = (stop - start, *tensor.shape[1:])
         return self._decode(part, tensor, tensor.start + start * row_bytes, (stop - start) * row_bytes, shape)
 
+    def read_stored(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows start..stop of a matrix as they are: [stop - start, bytes of a row]."""
+        part, tensor = self._places[name]
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        first, count = tensor.start + start * row_bytes, (stop - start) * row_bytes
+        return part.file.bytes_at(first, count).reshape(stop - start, row_bytes)
+
     @staticmethod
     def _decode(
         part: GgufPart, tensor: GgufTensor, start: int, count: int, shape: tuple[int, ...]

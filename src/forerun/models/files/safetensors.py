@@ -137,6 +137,13 @@ class SafetensorsFolder:
         file.file.release(begin, count)
         return numbers.reshape(stop - start, *tensor.shape[1:])
 
+    def read_stored(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows start..stop of a matrix as they are: [stop - start, bytes of a row]."""
+        file, tensor = self._places[name]
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        rows = file.file.bytes_at(tensor.start + start * row_bytes, (stop - start) * row_bytes)
+        return rows.reshape(stop - start, row_bytes)
+
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
