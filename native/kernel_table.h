@@ -29,6 +29,8 @@ constexpr int kGroupsPerChunk = kChunk / kLanes;
 constexpr int kMaxTaskQueries = 32;   // (row, head) pairs of one attention task
 constexpr int kMaxTileQueries = 128;  // of one over tiled KV: 16 rows of 8 heads read their keys once
 constexpr int kMaxTileHead = 256;     // largest head that is tiled
+constexpr int kMaxTileGroups = 16;    // (key/value head, sixteen queries) pairs of a task over tiled KV
+constexpr int kMaxTaskHeads = 8;      // key/value heads of such a task
 constexpr int kStepPositions = 32;    // positions that one tile product sums
 constexpr int kStepsPerChunk = kChunk / kStepPositions;
 
@@ -108,13 +110,15 @@ struct AttentionArgs {
     int window;                 // a row sees this many positions, its own the last of them; 0: all before it too
 };
 
-// Queries are the (row, head of the group) pairs of one sequence and key/value head, numbered row-major.
+// Queries are the (row, head of the group) pairs of one sequence and key/value head, numbered row-major. The same
+// numbers for each of several neighbouring key/value heads: their keys lie beside each other.
 struct AttentionTask {
     AttentionSequence sequence;
-    int kv_head;
+    int kv_head, num_heads;  // the first; 1 unless KV is tiled
     int query_begin, query_end;
     int span_begin, span_end;
-    float* partial;  // null: merge the spans and write `out`; else leave the states of the spans here, in order
+    float* partial;         // null: merge the spans and write `out`; else leave the states of the spans here,
+    size_t partial_stride;  // this many floats apart
 };
 
 struct KernelTable {
@@ -183,7 +187,7 @@ constexpr size_t tile_state_floats(int head_dim) {
 constexpr size_t tile_scratch_floats(int head_dim) {
     // scores and weights; three chunks of 64 x D bfloat16; one o; and for sixteen queries each: tiles and two states
     return kChunk * kLanes * 3 / 2 + static_cast<size_t>(head_dim) * (3 * kChunk / 2 + kLanes) +
-           kMaxTileQueries / kLanes * (tile_query_floats(head_dim) + 2 * tile_state_floats(head_dim));
+           kMaxTileGroups * (tile_query_floats(head_dim) + 2 * tile_state_floats(head_dim));
 }
 
 constexpr bool is_tiled_head(int head_dim) {
@@ -196,7 +200,7 @@ constexpr size_t attention_scratch_floats(bool tiles_kv, int head_dim) {
     return plain > tiled ? plain : tiled;
 }
 
-// Floats that a task of `queries` leaves in `partial` for every span.
+// Floats that `queries` of one key/value head leave in `partial` for every span.
 constexpr size_t partial_state_floats(const KvLayer& layer, int queries) {
     if (!layer.is_tiled) return queries * attention_state_floats(layer.head_dim);
     return (queries + kLanes - 1) / kLanes * tile_state_floats(layer.head_dim);

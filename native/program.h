@@ -129,7 +129,7 @@ class Program {
     int panels_per_task(const PackedMatrix& matrix, int rows) const;
     bool takes_tiles(const PackedMatrix& matrix) const { return table_.tiles_inputs && matrix.is_packed(); }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
-    size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans);
+    size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads);
     // pool_.run, with the times of every task where operations are timed.
     template <class F>
     void run_tasks(int num_tasks, const F& f) {

@@ -11,6 +11,13 @@ int ceil_div(int value, int unit) {
     return (value + unit - 1) / unit;
 }
 
+// How many key/value heads a task takes, for a sequence with that many queries of each.
+int heads_of_task(const KvLayer& layer, int queries, int max_heads) {
+    if (!layer.is_tiled || queries > kMaxTileQueries) return 1;
+    const int most = std::min(max_heads, kMaxTileGroups / ceil_div(queries, kLanes));
+    return ceil_div(layer.num_heads, ceil_div(layer.num_heads, most));
+}
+
 }  // namespace
 
 void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStore& store) {
@@ -28,10 +35,13 @@ void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStor
     const auto attend = store.is_fp32() ? table_.attention_fp32 : table_.attention_bf16;
     const auto merge = store.is_fp32() ? table_.merge_fp32 : table_.merge_bf16;
     // With few queries the spans of one query are spread over threads and merged afterwards; the bits are the same.
-    size_t floats = plan_attention(args, batch, false);
-    if (tasks_.size() < static_cast<size_t>(4 * pool_.size()) && pool_.size() > 1) {
-        floats = plan_attention(args, batch, true);
-        if (floats > partial_floats_) plan_attention(args, batch, false);
+    // Neighbouring heads go together, because their keys are read as one stream, if that leaves enough tasks.
+    const auto enough = static_cast<size_t>(4 * pool_.size());
+    plan_attention(args, batch, false, kMaxTaskHeads);
+    if (pool_.size() > 1 && tasks_.size() < enough) {
+        size_t floats = plan_attention(args, batch, true, kMaxTaskHeads);
+        if (tasks_.size() < enough) floats = plan_attention(args, batch, true, 1);
+        if (floats > partial_floats_) plan_attention(args, batch, false, 1);
     }
     run_tasks(static_cast<int>(tasks_.size()), [&](int task, int thread) {
         attend(args, tasks_[static_cast<size_t>(task)], scratch_ + scratch_floats_ * static_cast<size_t>(thread));
@@ -42,7 +52,7 @@ void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStor
 }
 
 // Fills tasks_ and merges_; returns the floats of partial_ that they use.
-size_t Program::plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans) {
+size_t Program::plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads) {
     tasks_.clear();
     merges_.clear();
     size_t used = 0;
@@ -61,21 +71,31 @@ size_t Program::plan_attention(const AttentionArgs& args, const BatchArrays& bat
                 keys = std::max(keys, visible_keys(args, sequence, row));
                 before = std::min(before, first_visible(args, visible_keys(args, sequence, row)));
             }
-            const int span_begin = before / kSpan, span_end = ceil_div(keys, kSpan);
-            for (int head = 0; head < args.layer.num_heads; ++head) {
-                AttentionTask task{sequence, head, begin, end, span_begin, span_end, nullptr};
+            const int span_begin = before / kSpan, span_end = ceil_div(keys, kSpan), queries = end - begin;
+            const int heads = heads_of_task(args.layer, num_rows * per_row, max_heads);
+            const size_t state_floats = partial_state_floats(args.layer, queries);
+            for (int head = 0; head < args.layer.num_heads; head += heads) {
+                const int num_heads = std::min(heads, args.layer.num_heads - head);
+                AttentionTask task{sequence, head, num_heads, begin, end, span_begin, span_end, nullptr, 0};
                 if (!split_spans || span_end - span_begin == 1) {
                     tasks_.push_back(task);
                     continue;
                 }
-                task.partial = partial_ + used;
-                merges_.push_back(task);
+                float* const partial = partial_ + used;
+                task.partial_stride = state_floats * static_cast<size_t>(num_heads);
+                used += task.partial_stride * static_cast<size_t>(span_end - span_begin);
                 for (int span = span_begin; span < span_end; ++span) {
                     task.span_begin = span;
                     task.span_end = span + 1;
-                    task.partial = partial_ + used;
+                    task.partial = partial + static_cast<size_t>(span - span_begin) * task.partial_stride;
                     tasks_.push_back(task);
-                    used += partial_state_floats(args.layer, end - begin);
+                }
+                task.span_begin = span_begin;
+                task.num_heads = 1;
+                for (int i = 0; i < num_heads; ++i) {
+                    task.kv_head = head + i;
+                    task.partial = partial + static_cast<size_t>(i) * state_floats;
+                    merges_.push_back(task);
                 }
             }
         }

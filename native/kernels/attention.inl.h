@@ -72,8 +72,9 @@ FORERUN_INLINE int query_row(const AttentionArgs& args, const AttentionTask& tas
     return task.sequence.first_row + query / args.heads_per_group;
 }
 
-FORERUN_INLINE size_t query_column(const AttentionArgs& args, const AttentionTask& task, int query) {
-    const int head = task.kv_head * args.heads_per_group + query % args.heads_per_group;
+// For the task's key/value head of that number.
+FORERUN_INLINE size_t query_column(const AttentionArgs& args, const AttentionTask& task, int query, int number = 0) {
+    const int head = (task.kv_head + number) * args.heads_per_group + query % args.heads_per_group;
     return static_cast<size_t>(head) * args.layer.head_dim;
 }
 
@@ -362,7 +363,7 @@ static void attention(const AttentionArgs& args, const AttentionTask& task, floa
         clear_state(scratch.total + i * state_floats, head_dim);
     for (int span = task.span_begin; span < task.span_end; ++span) {
         if (task.partial) {
-            scratch.span = task.partial + static_cast<size_t>(span - task.span_begin) * queries * state_floats;
+            scratch.span = task.partial + static_cast<size_t>(span - task.span_begin) * task.partial_stride;
         }
         for (int i = 0; i < queries; ++i)
             clear_state(scratch.span + i * state_floats, head_dim);
@@ -391,8 +392,8 @@ static void attention_merge(const AttentionArgs& args, const AttentionTask& task
         clear_state(total, head_dim);
         for (int span = task.span_begin; span < task.span_end; ++span) {
             if (!sees_span(args, task, row, span)) continue;
-            const size_t number = static_cast<size_t>(span - task.span_begin) * queries + i;
-            merge_state(total, task.partial + number * state_floats, head_dim);
+            const float* states = task.partial + static_cast<size_t>(span - task.span_begin) * task.partial_stride;
+            merge_state(total, states + i * state_floats, head_dim);
         }
         write_output(args, task, task.query_begin + i, total);
     }

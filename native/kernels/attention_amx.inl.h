@@ -9,10 +9,8 @@
 // any, queries that see the same get a copy in which everything else is zero: the same bits, slowly. At most the sign
 // of a zero differs, and write_tiles removes it.
 
-// Up to sixteen queries. Positions are logical and count from 0; behind the last query lanes see nothing.
+// Up to sixteen queries of a head. Positions are logical and count from 0; behind the last query lanes see nothing.
 struct TileGroup {
-    const uint16_t* q;               // [D / 32 rounded up][tile]
-    float *span, *total;             // states
     int begin[kLanes], end[kLanes];  // what a query sees
     bool is_node[kLanes];            // a tree row behind its root: sees private positions behind the context
     int row[kLanes];
@@ -30,11 +28,18 @@ struct TileTask {
     int first, last, shared_last;  // what some query sees; shared: through the block table
     bool has_nodes;
     TileBuffers buffers;
-    uint16_t* clean_values;  // [2 steps][D, 32]
-    float* clean_o;          // [D, 16]
-    TileGroup group[kMaxTileQueries / kLanes];
+    uint16_t* clean_values;                     // [2 steps][D, 32]
+    float* clean_o;                             // [D, 16]
+    TileGroup group[kMaxTileQueries / kLanes];  // the same for every head
+    uint16_t* q;                                // [heads][groups][D / 32 rounded up][tile]
+    float *span, *total;                        // [heads][groups] states
 
     int head_dim() const { return source.args.layer.head_dim; }
+    int heads() const { return source.task.num_heads; }
+    size_t place(int head, int group) const { return static_cast<size_t>(head) * groups + group; }
+    uint16_t* q_of(int head, int group) const { return q + place(head, group) * 2 * tile_query_floats(head_dim()); }
+    float* span_of(int head, int group) const { return span + place(head, group) * tile_state_floats(head_dim()); }
+    float* total_of(int head, int group) const { return total + place(head, group) * tile_state_floats(head_dim()); }
 };
 
 static void describe_group(const TileTask& t, int number, TileGroup& group) {
@@ -77,14 +82,14 @@ static void describe_task(TileTask& t, float* memory) {
     t.source.values = reinterpret_cast<uint16_t*>(take(chunk));
     t.clean_values = reinterpret_cast<uint16_t*>(take(chunk));
     t.clean_o = take(static_cast<size_t>(head_dim) * kLanes);
+    t.q = reinterpret_cast<uint16_t*>(take(t.place(t.heads(), 0) * tile_query_floats(head_dim)));
+    t.span = take(t.place(t.heads(), 0) * tile_state_floats(head_dim));
+    t.total = take(t.place(t.heads(), 0) * tile_state_floats(head_dim));
     t.first = 1 << 30;
     t.last = t.shared_last = 0;
     t.has_nodes = false;
     for (int g = 0; g < t.groups; ++g) {
         TileGroup& group = t.group[g];
-        group.q = reinterpret_cast<uint16_t*>(take(tile_query_floats(head_dim)));
-        group.span = take(tile_state_floats(head_dim));
-        group.total = take(tile_state_floats(head_dim));
         describe_group(t, g, group);
         t.first = group.first < t.first ? group.first : t.first;
         t.last = group.last > t.last ? group.last : t.last;
@@ -96,29 +101,27 @@ static void describe_task(TileTask& t, float* memory) {
     }
 }
 
-// Queries times scale * log2(e), rounded, as right operands: pairs of components by sixteen queries.
-static void pack_queries(const TileTask& t) {
+// A group's queries times scale * log2(e), rounded, as right operands: pairs of components by sixteen queries.
+static void pack_queries(const TileTask& t, int head, int number) {
     const AttentionArgs& args = t.source.args;
-    const int head_dim = t.head_dim();
+    const TileGroup& group = t.group[number];
+    const int head_dim = t.head_dim(), first = number * kLanes;
     const Vec scale = broadcast(args.scale * 1.44269504088896341f);
-    for (int g = 0; g < t.groups; ++g) {
-        uint16_t* to = const_cast<uint16_t*>(t.group[g].q);
-        const int count = t.queries - g * kLanes;
-        for (int d = 0; d < head_dim; d += kTileDepth, to += kTileElements) {
-            __m512i pairs[kLanes];
-            for (int i = 0; i < kLanes; ++i) {
-                pairs[i] = _mm512_setzero_si512();
-                if (i >= count) continue;
-                const int query = t.source.task.query_begin + g * kLanes + i;
-                const float* q = args.q + t.group[g].row[i] * args.ldq + query_column(args, t.source.task, query) + d;
-                const Vec high = d + kLanes < head_dim ? load(q + kLanes) * scale : zero();
-                const __m512bh rounded = _mm512_cvtne2ps_pbh(high.v, (load(q) * scale).v);
-                __builtin_memcpy(&pairs[i], &rounded, sizeof rounded);
-            }
-            transpose(pairs);
-            for (int i = 0; i < kLanes; ++i)
-                _mm512_store_si512(to + i * 2 * kLanes, pairs[i]);
+    uint16_t* to = t.q_of(head, number);
+    for (int d = 0; d < head_dim; d += kTileDepth, to += kTileElements) {
+        __m512i pairs[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+            pairs[i] = _mm512_setzero_si512();
+            if (first + i >= t.queries) continue;
+            const int query = t.source.task.query_begin + first + i;
+            const float* q = args.q + group.row[i] * args.ldq + query_column(args, t.source.task, query, head) + d;
+            const Vec high = d + kLanes < head_dim ? load(q + kLanes) * scale : zero();
+            const __m512bh rounded = _mm512_cvtne2ps_pbh(high.v, (load(q) * scale).v);
+            __builtin_memcpy(&pairs[i], &rounded, sizeof rounded);
         }
+        transpose(pairs);
+        for (int i = 0; i < kLanes; ++i)
+            _mm512_store_si512(to + i * 2 * kLanes, pairs[i]);
     }
 }
 
@@ -137,7 +140,7 @@ FORERUN_INLINE void merge_tile_state(float* total, const float* span, int head_d
         store(total + i * kLanes, load(total + i * kLanes) * a + load(span + i * kLanes) * b);
 }
 
-static void write_tiles(const AttentionArgs& args, const AttentionTask& task, int group, const float* total) {
+static void write_tiles(const AttentionArgs& args, const AttentionTask& task, int head, int group, const float* total) {
     const int queries = task.query_end - task.query_begin;
     const Vec l = load(total + kLanes);
     for (int d = 0; d < args.layer.head_dim; d += kLanes) {
@@ -149,7 +152,7 @@ static void write_tiles(const AttentionArgs& args, const AttentionTask& task, in
         transpose(rows);
         for (int i = 0; i < kLanes && group * kLanes + i < queries; ++i) {
             const int query = task.query_begin + group * kLanes + i;
-            float* out = args.out + query_row(args, task, query) * args.ldo + query_column(args, task, query);
+            float* out = args.out + query_row(args, task, query) * args.ldo + query_column(args, task, query, head);
             _mm512_storeu_si512(out + d, rows[i]);
         }
     }
@@ -160,13 +163,13 @@ static void write_tiles(const AttentionArgs& args, const AttentionTask& task, in
 FORERUN_INLINE void score_groups_of(int groups, const uint16_t* q, const TileView& view, int head_dim, float* scores) {
     switch (groups) {
         case 4:
-            return score_tiles<4>(q, view, head_dim, scores);
+            return score_tiles<4>(q, view, head_dim, scores, do_nothing);
         case 3:
-            return score_tiles<3>(q, view, head_dim, scores);
+            return score_tiles<3>(q, view, head_dim, scores, do_nothing);
         case 2:
-            return score_tiles<2>(q, view, head_dim, scores);
+            return score_tiles<2>(q, view, head_dim, scores, do_nothing);
         default:
-            return score_tiles<1>(q, view, head_dim, scores);
+            return score_tiles<1>(q, view, head_dim, scores, do_nothing);
     }
 }
 
@@ -195,36 +198,38 @@ static void add_clean_values(const TileTask& t, const TileView& view, const Tile
             }
         }
         __builtin_memcpy(t.clean_o, o, sizeof(float) * kLanes * head_dim);
-        add_values_of_chunk(clean, t.buffers.weights, view.steps(), head_dim, t.clean_o);
+        add_values_of_chunk(clean, t.buffers.weights, head_dim, t.clean_o, do_nothing);
         for (int d = 0; d < head_dim; ++d)
             _mm512_mask_store_ps(o + d * kLanes, static_cast<__mmask16>(lanes), load(t.clean_o + d * kLanes).v);
     }
 }
 
 // A chunk of which every query sees everything.
-static void attend_whole(const TileTask& t, const TileView& view, const TileGroup& group, Prefetcher& prefetcher) {
+static void attend_whole(const TileTask& t, const TileView& view, const uint16_t* q, float* state,
+                         Prefetcher& prefetcher) {
     const int head_dim = t.head_dim();
-    float* o = group.span + 2 * kLanes;
-    score_tiles<kGroupsPerChunk>(group.q, view, head_dim, t.buffers.scores);
-    const Vec alpha = weigh<false>(t.buffers, group.span, kGroupsPerChunk, nullptr, [&] { prefetcher.fetch_share(); });
+    float* o = state + 2 * kLanes;
+    const auto fetch = [&prefetcher] { prefetcher.fetch_share(); };
+    score_tiles<kGroupsPerChunk>(q, view, head_dim, t.buffers.scores, fetch);
+    const Vec alpha = weigh<false>(t.buffers, state, kGroupsPerChunk, nullptr, fetch);
     scale_output(o, alpha, head_dim);
-    add_values_of_chunk(view, t.buffers.weights, kStepsPerChunk, head_dim, o);
+    add_values_of_chunk(view, t.buffers.weights, head_dim, o, fetch);
 }
 
 // A chunk of which queries see parts, or nothing: those are left as they are. `wild`: -1 while it is not known whether
 // the view has wild values.
-static void attend_part(const TileTask& t, const TileView& view, const TileGroup& group, const TileRange& range,
-                        int& wild) {
+static void attend_part(const TileTask& t, const TileView& view, const uint16_t* q, float* state,
+                        const TileRange& range, int& wild) {
     const int head_dim = t.head_dim();
-    float* o = group.span + 2 * kLanes;
-    score_groups_of(view.groups, group.q, view, head_dim, t.buffers.scores);
-    const Vec alpha = weigh<true>(t.buffers, group.span, view.groups, &range, [] {});
+    float* o = state + 2 * kLanes;
+    score_groups_of(view.groups, q, view, head_dim, t.buffers.scores);
+    const Vec alpha = weigh<true>(t.buffers, state, view.groups, &range, do_nothing);
     scale_output(o, alpha, head_dim);
     if (wild < 0) wild = has_wild_values(view, head_dim);
     if (wild) {
         add_clean_values(t, view, range, o);
     } else {
-        add_values_of_chunk(view, t.buffers.weights, view.steps(), head_dim, o);
+        add_values_of_chunk(view, t.buffers.weights, head_dim, o, do_nothing);
     }
 }
 
@@ -248,80 +253,90 @@ FORERUN_INLINE bool find_range(const TileGroup& group, int start, const F& takes
 // ---- one chunk for all queries of a task ----
 
 // Nodes, each with keys and values of its own.
-static void attend_nodes(const TileTask& t, int start) {
+static void attend_nodes(const TileTask& t, int head, int start) {
     const int first = t.group[0].row[0], last = query_row(t.source.args, t.source.task, t.source.task.query_end - 1);
     for (int row = first; row <= last; ++row) {
         if (t.source.args.ancestors[row] <= 1) continue;
         const int visible = clamp_to_chunk(visible_keys(t.source.args, t.source.task.sequence, row) - start);
         if (visible == 0) continue;
-        const TileView view = assemble_tiles(t.source, row, start, visible, t.context);
+        const int kv_head = t.source.task.kv_head + head;
+        const TileView view = assemble_tiles(t.source, kv_head, row, start, visible, t.context);
         int wild = -1;
         for (int g = 0; g < t.groups; ++g) {
             const TileGroup& group = t.group[g];
             const auto is_mine = [&](int i) { return group.is_node[i] && group.row[i] == row; };
             TileRange range;
-            if (find_range(group, start, is_mine, range)) attend_part(t, view, group, range, wild);
+            if (!find_range(group, start, is_mine, range)) continue;
+            attend_part(t, view, t.q_of(head, g), t.span_of(head, g), range, wild);
         }
     }
 }
 
-static void attend_tiled_chunk(const TileTask& t, int start, Prefetcher& prefetcher) {
-    const int end = start + kChunk, positions = clamp_to_chunk(t.shared_last - start);
-    const bool is_private = t.has_nodes && end > t.context;  // for nodes
-    if (positions > 0) {
-        const TileView view = view_chunk(t.source, start, (positions + kLanes - 1) / kLanes);
-        int wild = -1;
-        for (int g = 0; g < t.groups; ++g) {
-            const TileGroup& group = t.group[g];
-            if (end <= group.first || start >= group.last) continue;
-            if (group.whole_first <= start && end <= group.whole_last && !(is_private && group.has_nodes)) {
-                attend_whole(t, view, group, prefetcher);
-                continue;
-            }
-            TileRange range;
-            const auto takes_part = [&](int i) { return !(is_private && group.is_node[i]); };
-            if (find_range(group, start, takes_part, range)) attend_part(t, view, group, range, wild);
+// `is_private`: nodes have keys of their own in the chunk.
+static void attend_shared(const TileTask& t, int head, int start, bool is_private, const TilePlaces& places,
+                          Prefetcher& prefetcher) {
+    const int end = start + kChunk;
+    const TileView view = view_places(t.source, places, head);
+    int wild = -1;
+    for (int g = 0; g < t.groups; ++g) {
+        const TileGroup& group = t.group[g];
+        if (end <= group.first || start >= group.last) continue;
+        if (group.whole_first <= start && end <= group.whole_last && !(is_private && group.has_nodes)) {
+            attend_whole(t, view, t.q_of(head, g), t.span_of(head, g), prefetcher);
+            continue;
         }
+        TileRange range;
+        const auto takes_part = [&](int i) { return !(is_private && group.is_node[i]); };
+        if (!find_range(group, start, takes_part, range)) continue;
+        attend_part(t, view, t.q_of(head, g), t.span_of(head, g), range, wild);
     }
-    if (is_private) attend_nodes(t, start);
 }
 
 // ---- a task ----
 
+template <class F>
+FORERUN_INLINE void for_each_group(const TileTask& t, const F& f) {
+    for (int head = 0; head < t.heads(); ++head) {
+        for (int g = 0; g < t.groups; ++g)
+            f(head, g);
+    }
+}
+
 static void attention_tiled(const AttentionArgs& args, const AttentionTask& task, float* memory) {
     TileTask t(args, task);
     describe_task(t, memory);
-    const int head_dim = t.head_dim();
-    const size_t state_floats = tile_state_floats(head_dim);
     configure_attention_tiles();
-    pack_queries(t);
-    for (int g = 0; g < t.groups; ++g)
-        clear_tile_state(t.group[g].total, head_dim);
+    for_each_group(t, [&t](int head, int g) {
+        pack_queries(t, head, g);
+        clear_tile_state(t.total_of(head, g), t.head_dim());
+    });
     Prefetcher prefetcher;
+    const auto places_at = [&t](int start) {
+        return find_places(t.source, start, clamp_to_chunk(t.shared_last - start));
+    };
+    int start = task.span_begin * kSpan;
+    start = t.first > start ? t.first / kChunk * kChunk : start;
+    TilePlaces places = places_at(start);
     for (int span = task.span_begin; span < task.span_end; ++span) {
-        for (int g = 0; g < t.groups; ++g) {
-            const size_t number = static_cast<size_t>(span - task.span_begin) * t.groups + g;
-            if (task.partial) t.group[g].span = task.partial + number * state_floats;
-            clear_tile_state(t.group[g].span, head_dim);
+        if (task.partial) t.span = task.partial + static_cast<size_t>(span - task.span_begin) * task.partial_stride;
+        for_each_group(t, [&t](int head, int g) { clear_tile_state(t.span_of(head, g), t.head_dim()); });
+        for (; start < (span + 1) * kSpan && start < t.last; start += kChunk) {
+            const TilePlaces next = places_at(start + kChunk);
+            prefetcher.plan(t.source, next, static_cast<int>(t.place(t.heads(), 0)) * betweens_per_chunk(t.head_dim()));
+            const bool is_private = t.has_nodes && start + kChunk > t.context;
+            for (int head = 0; head < t.heads(); ++head) {
+                if (places.groups > 0) attend_shared(t, head, start, is_private, places, prefetcher);
+                if (is_private) attend_nodes(t, head, start);
+            }
+            places = next;
         }
-        for (int start = span * kSpan; start < (span + 1) * kSpan && start < t.last; start += kChunk) {
-            const int next = start + kChunk;
-            if (next <= t.first) continue;
-            prefetcher.plan(t.source, next, clamp_to_chunk(t.shared_last - next), t.groups * kLanes);
-            attend_tiled_chunk(t, start, prefetcher);
-            prefetcher.fetch_rest();
-        }
-        for (int g = 0; g < t.groups && !task.partial; ++g)
-            merge_tile_state(t.group[g].total, t.group[g].span, head_dim);
+        if (task.partial) continue;
+        for_each_group(
+            t, [&t](int head, int g) { merge_tile_state(t.total_of(head, g), t.span_of(head, g), t.head_dim()); });
     }
     _tile_release();
-    for (int g = 0; g < t.groups && !task.partial; ++g)
-        write_tiles(args, task, g, t.group[g].total);
-}
-
-static void attention_bf16(const AttentionArgs& args, const AttentionTask& task, float* memory) {
-    if (args.layer.is_tiled) return attention_tiled(args, task, memory);
-    attention<uint16_t>(args, task, memory);
+    if (task.partial) return;
+    for_each_group(t, [&](int head, int g) { write_tiles(args, task, head, g, t.total_of(head, g)); });
 }
 
 static void attention_merge_bf16(const AttentionArgs& args, const AttentionTask& task, float* memory) {
@@ -329,10 +344,15 @@ static void attention_merge_bf16(const AttentionArgs& args, const AttentionTask&
     const int head_dim = args.layer.head_dim, groups = (task.query_end - task.query_begin + kLanes - 1) / kLanes;
     for (int g = 0; g < groups; ++g) {
         clear_tile_state(memory, head_dim);
-        for (int span = 0; span < task.span_end - task.span_begin; ++span) {
-            const size_t number = static_cast<size_t>(span) * groups + g;
-            merge_tile_state(memory, task.partial + number * tile_state_floats(head_dim), head_dim);
+        for (int span = task.span_begin; span < task.span_end; ++span) {
+            const float* states = task.partial + static_cast<size_t>(span - task.span_begin) * task.partial_stride;
+            merge_tile_state(memory, states + g * tile_state_floats(head_dim), head_dim);
         }
-        write_tiles(args, task, g, memory);
+        write_tiles(args, task, 0, g, memory);
     }
+}
+
+static void attention_bf16(const AttentionArgs& args, const AttentionTask& task, float* memory) {
+    if (args.layer.is_tiled) return attention_tiled(args, task, memory);
+    attention<uint16_t>(args, task, memory);
 }

@@ -52,12 +52,42 @@ struct TileSource {
     const AttentionTask& task;
     uint16_t *keys, *values;  // [64, D], [2 steps][D, 32]
 
-    int slot(int position) const { return slot_of(args, task, position); }
     uint16_t* half_step(int group) const {
         return values + static_cast<size_t>(group / 2) * kStepPositions * args.layer.head_dim + group % 2 * kLanes;
     }
     bool has_whole_steps() const { return args.layer.block_size % kStepPositions == 0; }
 };
+
+// Where the keys and values of a chunk's groups are in the store, for the task's first head. A group lies inside one
+// block; the same of the next head lies `head_elements` further.
+struct TilePlaces {
+    int groups, offset;  // of the first group in its block
+    size_t head_elements;
+    const uint16_t *key[kGroupsPerChunk], *value[kGroupsPerChunk];
+};
+
+// Of the groups of the chunk at `start` that hold its first `positions`, through the block table.
+static TilePlaces find_places(const TileSource& source, int start, int positions) {
+    const KvLayer& layer = source.args.layer;
+    const int32_t* block = source.task.sequence.block_table + start / layer.block_size;
+    int offset = start % layer.block_size;
+    TilePlaces places;
+    places.groups = (positions + kLanes - 1) / kLanes;
+    places.offset = offset;
+    places.head_elements = static_cast<size_t>(layer.block_size) * layer.head_dim;
+    const size_t head = source.task.kv_head * places.head_elements;
+    for (int g = 0; g < places.groups; ++g) {
+        const char* base = layer.base + *block * layer.block_bytes;
+        places.key[g] = reinterpret_cast<const uint16_t*>(base) + head + static_cast<size_t>(offset) * layer.head_dim;
+        places.value[g] = reinterpret_cast<const uint16_t*>(base + layer.block_bytes / 2) + head + offset;
+        offset += kLanes;
+        if (offset == layer.block_size) {
+            offset = 0;
+            ++block;
+        }
+    }
+    return places;
+}
 
 // The first `count` of 16 positions of all components to half a step; the others are zero.
 FORERUN_INLINE void copy_values(const uint16_t* from, size_t stride, int count, int head_dim, uint16_t* to) {
@@ -79,25 +109,23 @@ FORERUN_INLINE void view_copied_values(const TileSource& source, TileView& view)
     }
 }
 
-// The first `groups` groups of the chunk at `start`, through the block table.
-static TileView view_chunk(const TileSource& source, int start, int groups) {
+// A chunk for the task's head `number`. Values of blocks that hold no whole steps are copied to the source's memory.
+static TileView view_places(const TileSource& source, const TilePlaces& places, int number) {
     const KvLayer& layer = source.args.layer;
-    const size_t stride = static_cast<size_t>(layer.block_size);
+    const size_t head = number * places.head_elements;
     TileView view;
-    view.groups = groups;
-    for (int g = 0; g < groups; ++g) {
-        const int slot = source.slot(start + g * kLanes);  // of 16 positions inside one block
-        view.key[g] = tiled_key(layer, source.task.kv_head, slot);
-        const uint16_t* value = tiled_value(layer, source.task.kv_head, slot);
+    view.groups = places.groups;
+    for (int g = 0; g < places.groups; ++g) {
+        view.key[g] = places.key[g] + head;
         if (!source.has_whole_steps()) {
-            copy_values(value, stride, kLanes, layer.head_dim, source.half_step(g));
+            copy_values(places.value[g] + head, layer.block_size, kLanes, layer.head_dim, source.half_step(g));
         } else if (g % 2 == 0) {
-            view.value[g / 2] = value;
-            view.value_stride[g / 2] = stride;
+            view.value[g / 2] = places.value[g] + head;
+            view.value_stride[g / 2] = layer.block_size;
         }
     }
     if (!source.has_whole_steps()) {
-        clear_odd_half(source, groups);
+        clear_odd_half(source, places.groups);
         view_copied_values(source, view);
     }
     return view;
@@ -105,9 +133,9 @@ static TileView view_chunk(const TileSource& source, int start, int groups) {
 
 // The first `visible` positions of the chunk as plain decoding of a tree row's path would find them: `context` of them
 // through the block table, then the row's ancestors at the slots of their rows.
-static TileView assemble_tiles(const TileSource& source, int row, int start, int visible, int context) {
+static TileView assemble_tiles(const TileSource& source, int head, int row, int start, int visible, int context) {
     const KvLayer& layer = source.args.layer;
-    const int head_dim = layer.head_dim, head = source.task.kv_head;
+    const int head_dim = layer.head_dim;
     const size_t stride = static_cast<size_t>(layer.block_size), key_bytes = sizeof(uint16_t) * head_dim;
     TileView view;
     view.groups = (visible + kLanes - 1) / kLanes;
@@ -116,7 +144,7 @@ static TileView assemble_tiles(const TileSource& source, int row, int start, int
         uint16_t* keys = source.keys + static_cast<size_t>(g) * kLanes * head_dim;
         uint16_t* values = source.half_step(g);
         const int behind = context - first, in_context = behind < 0 ? 0 : behind < kLanes ? behind : kLanes;
-        const int slot = in_context > 0 ? source.slot(first) : 0;
+        const int slot = in_context > 0 ? slot_of(source.args, source.task, first) : 0;
         __builtin_memcpy(keys, tiled_key(layer, head, slot), in_context * key_bytes);
         copy_values(tiled_value(layer, head, slot), stride, in_context, head_dim, values);
         for (int lane = in_context; lane < kLanes && first + lane < start + visible; ++lane) {
@@ -149,27 +177,37 @@ static bool has_wild_values(const TileView& view, int head_dim) {
     return wild != 0;
 }
 
-// Cache lines of the next chunk's keys and values, fetched a few at a time while this one is worked on.
+// Fetches the cache lines of the next chunk, of all heads of a task in the order of addresses, a few at a time while
+// this chunk is worked on: a burst would wait for free fill buffers, and everything else with it. To the level 2 cache:
+// the processor's own prefetcher then runs ahead of these and holds no fill buffers at all.
 class Prefetcher {
   public:
     // `shares`: calls of fetch_share() that together fetch everything.
-    void plan(const TileSource& source, int start, int positions, int shares) {
-        const KvLayer& layer = source.args.layer;
-        const int group_lines = layer.head_dim * kLanes * 2 / 64;
-        const size_t row_bytes = layer.block_size * sizeof(uint16_t);
+    void plan(const TileSource& source, const TilePlaces& places, int shares) {
         count_ = next_ = lines_ = 0;
-        for (int g = 0; g * kLanes < positions; ++g) {
-            const int slot = source.slot(start + g * kLanes);
-            add(tiled_key(layer, source.task.kv_head, slot), 64, group_lines);
-            if (source.has_whole_steps() && g % 2 != 0) continue;  // in the lines of the group before
-            const uint16_t* value = tiled_value(layer, source.task.kv_head, slot);
-            const bool is_dense = layer.block_size == kLanes;
-            add(value, is_dense ? 64 : row_bytes, is_dense ? group_lines : layer.head_dim);
+        const int per_block = source.args.layer.block_size / kLanes;
+        for (int g = 0, offset = places.offset / kLanes; g < places.groups; offset = 0) {
+            const int left = places.groups - g, in_block = per_block - offset,
+                      groups = left < in_block ? left : in_block;
+            if (groups == per_block) {
+                const int lines = static_cast<int>(source.task.num_heads * places.head_elements * 2 / 64);
+                add(places.key[g], 64, lines);
+                add(places.value[g], 64, lines);
+            } else {
+                plan_part(source, places, g, groups);
+            }
+            g += groups;
         }
         share_ = (lines_ + shares - 1) / shares;
+        start_run();
     }
-    void fetch_share() { fetch(share_); }
-    void fetch_rest() { fetch(lines_); }
+    void fetch_share() {
+        for (int i = 0; i < share_; ++i) {
+            _mm_prefetch(at_, _MM_HINT_T1);
+            at_ += stride_;
+            if (--left_ == 0) start_run();
+        }
+    }
 
   private:
     struct Run {
@@ -178,23 +216,33 @@ class Prefetcher {
         int lines;
     };
 
+    // Part of a block.
+    void plan_part(const TileSource& source, const TilePlaces& places, int first, int groups) {
+        const KvLayer& layer = source.args.layer;
+        for (int number = 0; number < source.task.num_heads; ++number) {
+            const size_t head = number * places.head_elements;
+            add(places.key[first] + head, 64, groups * layer.head_dim * kLanes * 2 / 64);
+            for (int g = first; g < first + groups; g += 2)
+                add(places.value[g] + head, layer.block_size * sizeof(uint16_t), layer.head_dim);
+        }
+    }
     void add(const uint16_t* at, size_t stride, int lines) {
         runs_[count_++] = {reinterpret_cast<const char*>(at), stride, lines};
         lines_ += lines;
     }
-    void fetch(int lines) {
-        while (lines > 0 && next_ < count_) {
-            Run& run = runs_[next_];
-            const int now = lines < run.lines ? lines : run.lines;
-            for (int i = 0; i < now; ++i, run.at += run.stride)
-                prefetch(run.at);
-            run.lines -= now;
-            lines -= now;
-            lines_ -= now;
-            if (run.lines == 0) ++next_;
+    void start_run() {
+        if (next_ == count_) {
+            share_ = 0;
+            left_ = 1;
+            return;
         }
+        at_ = runs_[next_].at;
+        stride_ = runs_[next_].stride;
+        left_ = runs_[next_++].lines;
     }
 
-    Run runs_[2 * kGroupsPerChunk];
-    int count_ = 0, next_ = 0, lines_ = 0, share_ = 0;
+    Run runs_[kMaxTaskHeads * 2 * kGroupsPerChunk];
+    int count_ = 0, next_ = 0, lines_ = 0, share_ = 0, left_ = 0;
+    const char* at_ = nullptr;
+    size_t stride_ = 0;
 };

@@ -1,12 +1,15 @@
 // Arithmetic of attention on AMX tiles: sixteen queries, the lanes of a vector, against one chunk of 64 positions.
 //
 //   scores[p, q]  = K[p, :] . Q[:, q]                  tiles of 16 positions x 16 queries, components ascending by 32
-//   weights[p, q] = 2^(scores[p, q] - m[q]) in bf16    m: the largest score that the query has seen
+//   weights[p, q] = 2^(scores[p, q] - m[q]) in bf16    m: a score that no seen one exceeds by more than kSlack
 //   o[d, q]       = o[d, q] * alpha[q] + V[d, :] . weights[:, q]     tiles of 16 components, positions ascending by 32
 //
 // Queries are columns, so softmax needs nothing across lanes, and no column depends on another: who shares the tile,
 // and in which column a query sits, changes no bit. Keys lie as rows of components and values as rows of positions, as
 // KvStore keeps them for these tiles. A query is scaled by log2(e) too, so that scores are octaves.
+//
+// m follows the largest score only when that has grown by more than kSlack octaves, since floating point is as precise
+// at 2^8 as at 1: o is hardly ever multiplied.
 //
 // A step of 32 positions that a query does not see may be left out or not: its weights are zero, and behind the first
 // step the o of a query holds no denormal that a further step would flush.
@@ -20,6 +23,14 @@ struct TileBuffers {
     float* scores;      // [64, 16]
     uint16_t* weights;  // [32 pairs of positions][16 queries][2]
 };
+
+// The arithmetic calls `between` now and then, so that a caller can spread something else over it.
+FORERUN_INLINE void do_nothing() {}
+
+// Calls for sixteen queries and a whole chunk, at least.
+constexpr int betweens_per_chunk(int head_dim) {
+    return kChunk / 4 + head_dim / kTileDepth + kStepsPerChunk * (head_dim / (4 * kLanes));
+}
 
 // ---- tiles ----
 
@@ -110,12 +121,14 @@ FORERUN_INLINE void transpose(__m512i (&v)[kLanes]) {
 // ---- scores ----
 
 // q: [D / 32 rounded up][16 pairs of components][16 queries][2]
-template <int GROUPS>
-FORERUN_INLINE void score_tiles(const uint16_t* q, const TileView& view, int head_dim, float* scores) {
+template <int GROUPS, class Between>
+FORERUN_INLINE void score_tiles(const uint16_t* q, const TileView& view, int head_dim, float* scores,
+                                const Between& between) {
     const size_t row = static_cast<size_t>(head_dim) * sizeof(uint16_t);
     for_each_tile<GROUPS>([](auto g) { tile_zero<decltype(g)::value>(); });
     int d = 0;
     for (; d + kTileDepth <= head_dim; d += kTileDepth, q += kTileElements) {
+        between();
         tile_load<kRight>(q, kTileRow);
         for_each_tile<GROUPS>([&](auto g) {
             constexpr int kGroup = decltype(g)::value;
@@ -149,7 +162,9 @@ FORERUN_INLINE Vec coarse_power_of_two(Vec x) {
     return {_mm512_scalef_ps(p.v, x.v)};  // p * 2^floor(x)
 }
 
-// e^x for x = (before - after) octaves, exactly 1 where the maximum stays, also at -inf where nothing was seen yet.
+constexpr float kSlack = 8.0f;
+
+// 2^(before - after); exactly 1 where m stays, also at -inf where nothing was seen yet.
 FORERUN_INLINE Vec rescaling(Vec before, Vec after) {
     const __mmask16 stays = _mm512_cmp_ps_mask(before.v, after.v, _CMP_EQ_OQ);
     const Vec factor = exponential((before - after) * broadcast(0.693147180559945309f));
@@ -179,7 +194,7 @@ FORERUN_INLINE Vec weigh(const TileBuffers& buffers, float* state, int groups, c
     };
     const int positions = groups * kLanes;
     const Vec before = load(state), hidden = broadcast(-__builtin_inff());
-    Vec largest_of[4] = {before, before, before, before};
+    Vec largest_of[4] = {hidden, hidden, hidden, hidden};
     for (int p = 0; p < positions; p += 4) {
         FORERUN_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -188,7 +203,8 @@ FORERUN_INLINE Vec weigh(const TileBuffers& buffers, float* state, int groups, c
             largest_of[i] = maximum(largest_of[i], score);
         }
     }
-    const Vec m = maximum(maximum(largest_of[0], largest_of[1]), maximum(largest_of[2], largest_of[3]));
+    const Vec largest_score = maximum(maximum(largest_of[0], largest_of[1]), maximum(largest_of[2], largest_of[3]));
+    const Vec m = select(before + broadcast(kSlack) < largest_score, largest_score, before);
     Vec sums[4] = {zero(), zero(), zero(), zero()};
     for (int p = 0; p < positions; p += 4) {
         Vec weight[4];
@@ -204,9 +220,14 @@ FORERUN_INLINE Vec weigh(const TileBuffers& buffers, float* state, int groups, c
     }
     for (int p = positions; p % kStepPositions; p += 2)
         _mm512_store_si512(buffers.weights + p * kLanes, _mm512_setzero_si512());
-    const Vec alpha = rescaling(before, m);
-    store(state, m);
-    store(state + kLanes, load(state + kLanes) * alpha + ((sums[0] + sums[1]) + (sums[2] + sums[3])));
+    const Vec sum_of_chunk = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    Vec alpha = broadcast(1.0f);
+    if (_mm512_cmp_ps_mask(m.v, before.v, _CMP_NEQ_UQ) != 0) {
+        // Where nothing was seen before, there is nothing to multiply.
+        alpha = select(hidden < before, rescaling(before, m), alpha);
+        store(state, m);
+    }
+    store(state + kLanes, load(state + kLanes) * alpha + sum_of_chunk);
     return alpha;
 }
 
@@ -219,8 +240,9 @@ FORERUN_INLINE void scale_output(float* o, Vec alpha, int head_dim) {
 }
 
 // o += V . weights over the first `steps` steps, for TILES * 16 components.
-template <int TILES>
-FORERUN_INLINE void add_value_tiles(const TileView& view, const uint16_t* weights, int steps, int first, float* o) {
+template <int TILES, class Between>
+FORERUN_INLINE void add_value_tiles(const TileView& view, const uint16_t* weights, int steps, int first, float* o,
+                                    const Between& between) {
     for_each_tile<TILES>([&](auto t) {
         constexpr int kTile = decltype(t)::value;
         tile_load<kTile>(o + kTile * kLanes * kLanes, kTileRow);
@@ -228,6 +250,7 @@ FORERUN_INLINE void add_value_tiles(const TileView& view, const uint16_t* weight
     for (int step = 0; step < steps; ++step) {
         const size_t stride = view.value_stride[step], row = stride * sizeof(uint16_t);
         const uint16_t* value = view.value[step] + first * stride;
+        between();
         tile_load<kRight>(weights + step * kTileElements, kTileRow);
         for_each_tile<TILES>([&](auto t) {
             constexpr int kTile = decltype(t)::value;
@@ -241,11 +264,12 @@ FORERUN_INLINE void add_value_tiles(const TileView& view, const uint16_t* weight
     });
 }
 
-FORERUN_INLINE void add_values_of_chunk(const TileView& view, const uint16_t* weights, int steps, int head_dim,
-                                        float* o) {
+template <class Between>
+FORERUN_INLINE void add_values_of_chunk(const TileView& view, const uint16_t* weights, int head_dim, float* o,
+                                        const Between& between) {
     int d = 0;
     for (; d + 4 * kLanes <= head_dim; d += 4 * kLanes)
-        add_value_tiles<4>(view, weights, steps, d, o + d * kLanes);
+        add_value_tiles<4>(view, weights, view.steps(), d, o + d * kLanes, between);
     for (; d < head_dim; d += kLanes)
-        add_value_tiles<1>(view, weights, steps, d, o + d * kLanes);
+        add_value_tiles<1>(view, weights, view.steps(), d, o + d * kLanes, between);
 }

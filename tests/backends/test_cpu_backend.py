@@ -38,7 +38,7 @@ class Bf16Ops(NumpyOps):
 
 
 class TiledOps(Bf16Ops):
-    """Attention too on rounded inputs: queries, and the weights of each chunk of 64 against the maximum so far."""
+    """Attention too on rounded inputs: queries, and the weights of each chunk of 64."""
 
     def attention(self, layer, q, spec):
         if self._kv.layout.codec != "bf16" or spec.head_dim % 16:
@@ -53,7 +53,8 @@ class TiledOps(Bf16Ops):
         for start in range(0, len(slots), 64):  # the tests stay inside one span
             chunk = slots[start : start + 64]
             scores = np.einsum("grd,ngd->grn", q, self._kv.keys[layer, chunk])
-            new_m = np.maximum(m, scores.max(axis=-1))
+            largest = scores.max(axis=-1)
+            new_m = np.where(m + 8 < largest, largest, m)  # it follows in steps of 8 octaves
             weights = np.exp2(scores - new_m[..., None]).astype(np.float32)
             alpha, m = np.exp2(m - new_m), new_m
             total = total * alpha + weights.sum(axis=-1)
