@@ -33,7 +33,7 @@ def misplaced_isa_flags(cmake: str) -> list[str]:
     carriers: set[str] = set()  # variables that hold flags
     for name, arguments in COMMAND.findall(COMMENT.sub("", cmake)):
         flags = ISA_FLAG.findall(arguments) + [v for v in re.findall(r"\$\{(\w+)\}", arguments) if v in carriers]
-        # add_kernel_table, defined in CMakeLists.txt, gives its flags to native/isa/NAME.cpp only, which is checked too.
+        # add_kernel_table of CMakeLists.txt gives its flags to native/isa/NAME.cpp only; its body is checked too.
         if not flags or name.startswith("check_cxx_") or name == "add_kernel_table":
             continue
         if name in VARIABLE_PLACE:
