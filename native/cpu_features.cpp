@@ -10,6 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
 
 namespace forerun {
 
@@ -69,6 +72,22 @@ std::vector<std::string> detect() {
     add(tiles, "amx_tile");
     add(tiles && (seven.d & (1u << 25)), "amx_int8");
     add(tiles && (seven.d & (1u << 22)), "amx_bf16");
+    return names;
+}
+
+#elif defined(__aarch64__)
+
+// NEON belongs to the architecture.
+std::vector<std::string> detect() {
+    std::vector<std::string> names = {"neon"};
+#if defined(__linux__)
+    const auto add = [&names](unsigned long present, const char* name) {
+        if (present) names.emplace_back(name);
+    };
+    add(getauxval(AT_HWCAP) & (1ul << 20), "dotprod");
+    add(getauxval(AT_HWCAP2) & (1ul << 13), "i8mm");
+    add(getauxval(AT_HWCAP2) & (1ul << 14), "bf16");
+#endif
     return names;
 }
 

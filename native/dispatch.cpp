@@ -28,7 +28,7 @@ const std::vector<Entry>& entries() {
         {&avx2_table, {"avx2", "fma"}},
 #endif
 #ifdef FORERUN_TABLE_NEON
-        {&neon_table, {}},
+        {&neon_table, {"neon"}},
 #endif
         {&portable_table, {}},
     };
@@ -39,7 +39,10 @@ const Entry& find(const std::string& name) {
     for (const Entry& entry : entries()) {
         if (entry.table->name == name) return entry;
     }
-    throw std::invalid_argument("no kernel table named '" + name + "'");
+    std::string names;
+    for (const Entry& entry : entries())
+        names += std::string(names.empty() ? "" : ", ") + entry.table->name;
+    throw std::invalid_argument("no kernel table named '" + name + "'; this build has " + names);
 }
 
 }  // namespace
@@ -62,8 +65,11 @@ std::vector<std::string> missing_features(const std::string& table) {
 const KernelTable& find_table(const std::string& name) {
     const Entry& entry = find(name);
     const auto missing = missing_features(name);
-    if (!missing.empty()) throw std::invalid_argument("kernel table '" + name + "' needs " + missing.front());
-    return *entry.table;
+    if (missing.empty()) return *entry.table;
+    std::string lacking;
+    for (const std::string& feature : missing)
+        lacking += (lacking.empty() ? "" : ", ") + feature;
+    throw std::invalid_argument("kernel table '" + name + "' needs " + lacking + ", which this CPU lacks");
 }
 
 }  // namespace forerun

@@ -44,7 +44,6 @@ static void multiply(const LinearArgs& args, int row, int panel) {
             // Behind the end of its panel a stream goes on in the panel after the pair: one panel further.
             if (tile + kPrefetchTiles >= args.k_tiles) ahead += (PANELS - 1) * panel_elements;
         }
-#pragma GCC unroll 1
         for (int pair = 0; pair < kTileDepth / 2; ++pair) {
             FORERUN_UNROLL
             for (int p = 0; p < PANELS; ++p)
