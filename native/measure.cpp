@@ -48,14 +48,15 @@ std::vector<Program::OpShape> Program::op_shapes() const {
     std::vector<OpShape> shapes;
     for (const Op& op : ops_) {
         const PackedMatrix* matrix = op.matrix;
-        shapes.push_back({.kind = name(op.kind),
-                          .layer = op.layer,
-                          .inputs = op.a.width + op.b.width,
-                          .outputs = op.out.width,
-                          .num_heads = op.num_heads,
-                          .num_kv_heads = op.num_kv_heads,
-                          .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols(), matrix->format()) : 0,
-                          .on_outputs = runs_on_outputs(op)});
+        shapes.push_back(
+            {.kind = name(op.kind),
+             .layer = op.layer,
+             .inputs = op.a.width + op.b.width,
+             .outputs = op.out.width,
+             .num_heads = op.num_heads,
+             .num_kv_heads = op.num_kv_heads,
+             .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols(), matrix->format()) : 0,
+             .on_outputs = runs_on_outputs(op)});
     }
     return shapes;
 }
