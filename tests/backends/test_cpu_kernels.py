@@ -9,7 +9,7 @@ from forerun import _native
 from forerun.backends.reference import round_to_bf16
 from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
-from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch
+from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run
 from tests.steps import Rows, make_batch
 
 pytestmark = pytest.mark.parametrize("table", TABLES)
@@ -305,3 +305,63 @@ def test_invisible_slots_may_hold_nan(table):
     poisoned = attend(table, "bf16", all_qkv, heads, batch)
     np.testing.assert_array_equal(poisoned[:num_rows].view(np.int32), clean.view(np.int32))
     assert np.isnan(poisoned[num_rows:]).all()
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("num_rows", "at"), [(20, 0), (20, 12), (100, 66), (100, 99), (600, 530)])
+def test_what_a_later_row_holds_does_not_reach_earlier_rows(table, codec, wild, num_rows, at):
+    """Rows of one tile see different parts of a chunk: a weight of zero must not meet a value that is not finite."""
+    heads = (3, 1, 32)
+    q, k, v = exact((num_rows, 96)), exact((num_rows, 32), 1), exact((num_rows, 32), 2)
+    clean = attend(table, codec, [q, k, v], heads, plain_batch(num_rows))
+    v[at, 5], k[at, 7] = wild, np.nan
+    got = attend(table, codec, [q, k, v], heads, plain_batch(num_rows))
+    np.testing.assert_array_equal(got[:at].view(np.int32), clean[:at].view(np.int32))
+    assert np.isnan(got[at:]).all()
+
+
+def test_finite_rows_are_the_same_beside_a_wild_value(table):
+    """A wild value that only the last rows see sends the chunk down the slow path, which gives the fast one's bits."""
+    heads, num_rows = (3, 1, 48), 64
+    q, k, v = exact((num_rows, 144)), exact((num_rows, 48), 1), exact((num_rows, 48), 2)
+    clean = attend(table, "bf16", [q, k, v], heads, plain_batch(num_rows))
+    v[60, 3] = np.inf
+    got = attend(table, "bf16", [q, k, v], heads, plain_batch(num_rows))
+    np.testing.assert_array_equal(got[:60].view(np.int32), clean[:60].view(np.int32))
+    others = np.arange(144) % 48 != 3
+    np.testing.assert_array_equal(got[60:, others].view(np.int32), clean[60:, others].view(np.int32))
+    assert not np.isfinite(got[60:, ~others]).any()
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 48])
+def test_slots_move_between_blocks(table, block_size):
+    """Keys and values written elsewhere and moved into place give the same bits."""
+    heads, num_rows = (4, 2, 32), 40
+    q, k, v = exact((num_rows, 128)), exact((num_rows, 64), 1), exact((num_rows, 64), 2)
+    batch = make_batch([Rows(list(range(num_rows)), 0, [0, 1, 2])], block_size)
+    want = attend(table, "bf16", [q, k, v], heads, batch, block_size)
+    apart = dataclasses.replace(batch, slots=batch.slots[::-1] + 4 * block_size)
+    program = _native.Program(table, _native.ThreadPool(1), num_rows, num_rows, 4096)
+    views = [_native.View(program.add_buffer(x.shape[1], False), 0, x.shape[1]) for x in (q, k, v)]
+    for view, values in zip(views, (q, k, v), strict=True):
+        program.embed(pack(values, _native.ThreadPool(1)), view)
+    program.write_kv(0, views[1], views[2], 2)
+    program.attention(0, views[0], 4, 2, 32**-0.5, 0, views[0])
+    out = _native.View(program.add_buffer(128, True), 0, 128)
+    program.select_outputs(views[0], out)
+    program.finish(out)
+    store = _native.KvStore(table, 16, block_size, "bf16", [(2, 32)])
+    run(program, store, apart)
+    store.move_slots(list(zip(apart.slots.tolist(), batch.slots.tolist(), strict=True)))
+    last = dataclasses.replace(
+        batch,
+        tokens=batch.tokens[-1:],
+        positions=batch.positions[-1:],
+        slots=batch.slots[-1:],
+        query_start=np.array([0, 1], np.int32),
+        ancestors=np.zeros(1, np.uint64),
+        output_rows=np.zeros(1, np.int32),
+    )
+    run(program, store, last)
+    np.testing.assert_array_equal(program.logits()[0].view(np.int32), want[-1].view(np.int32))
