@@ -1,5 +1,5 @@
 // Drawing tokens from logits by walking draft trees: the native twin of forerun/sampling/walk.py, which defines every
-// decision taken here. Binds `draw` into the Python module.
+// decision taken here. Binds `Drawers` into the Python module.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -13,6 +13,7 @@
 
 #include "half.h"
 #include "inline.h"
+#include "row_passes.h"
 #include "tile_formats.h"
 
 namespace forerun {
@@ -153,6 +154,7 @@ struct KernelTable {
     // Merges the states that tasks left in `partial`, those of the spans of `task`, and writes `out`.
     void (*merge_bf16)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
     void (*merge_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
+    SamplingKernels sampling;
 };
 
 constexpr size_t packed_scratch_bytes(bool tiles_inputs, int k_tiles) {

@@ -10,6 +10,7 @@
 #include "bf16.h"
 #include "cpu_features.h"
 #include "dispatch.h"
+#include "draw.h"
 #include "kv_store.h"
 #include "measure.h"
 #include "memory.h"
@@ -17,10 +18,6 @@
 #include "profile.h"
 #include "program.h"
 #include "thread_pool.h"
-
-#ifdef FORERUN_HAS_DRAW
-#include "draw.h"
-#endif
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -209,7 +206,5 @@ NB_MODULE(_native, m) {
     forerun::bind_program(m);
     bind_measure(m);
     bind_profile(m);
-#ifdef FORERUN_HAS_DRAW
     bind_draw(m);
-#endif
 }

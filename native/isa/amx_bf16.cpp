@@ -23,6 +23,7 @@ namespace amx_bf16 {
 
 #include "kernels/linear_amx.inl.h"
 
+#include "kernels/row_passes.inl.h"
 #include "kernels/unpack_avx512_bf16.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"

@@ -19,6 +19,8 @@ namespace avx512 {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/row_passes.inl.h"
+
 #include "kernels/table.inl.h"
 
 }  // namespace avx512

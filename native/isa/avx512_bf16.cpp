@@ -19,6 +19,8 @@ namespace avx512_bf16 {
 
 #include "kernels/linear_avx512_bf16.inl.h"
 
+#include "kernels/row_passes.inl.h"
+
 #include "kernels/table.inl.h"
 
 }  // namespace avx512_bf16

@@ -18,6 +18,8 @@ namespace neon {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/row_passes.inl.h"
+
 #include "kernels/table.inl.h"
 
 }  // namespace neon

@@ -16,6 +16,8 @@ namespace portable {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/row_passes.inl.h"
+
 #include "kernels/table.inl.h"
 
 }  // namespace portable

@@ -24,5 +24,6 @@ static constexpr KernelTable make_table(const char* name) {
         .attention_fp32 = attention<float>,
         .merge_bf16 = attention_merge,
         .merge_fp32 = attention_merge,
+        .sampling = make_sampling_kernels(),
     };
 }

@@ -1,28 +1,36 @@
-"""The native walk takes exactly the oracle's decisions (forerun/sampling/walk.py), on every option and odd size."""
+"""The native walk takes exactly the oracle's decisions (forerun/sampling/walk.py), on every option and odd size, with
+every kernel table, on any number of threads."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from forerun import _native
 from forerun.batch import NOT_FINITE, Batch, DrawRequest
 from forerun.sampling.flatten import pack_draws, unpack_drawn
 from forerun.sampling.noise import make_key
 from forerun.sampling.processors import History, processed_probs
 from forerun.sampling.walk import draw_batch, hash_row
 from forerun.speculation.tree import DraftTree
-
-_native = pytest.importorskip("forerun._native")
-if not hasattr(_native, "draw"):
-    pytest.skip("this build has no native draw", allow_module_level=True)
+from tests.backends.native_ops import TABLES
 
 NONE = np.empty(0, np.int32)
+POOLS = {threads: _native.ThreadPool(threads) for threads in (1, 3)}
 
 
-def native_draw(logits, draws):
-    flat = pack_draws(tuple(draws), len(logits))
-    _native.draw(logits, *flat.arguments)
-    return unpack_drawn(flat, lambda output: hash_row(logits[output]))
+def native_draw(logits, draws, tables=TABLES):
+    """What every table draws, on one thread and on three: it must be the same."""
+    drawn = []
+    for table, threads in itertools.product(tables, POOLS):
+        flat = pack_draws(tuple(draws), len(logits))
+        _native.Drawers(table, POOLS[threads], logits.shape[1]).draw(logits, *flat.arguments)
+        drawn.append(flat)
+    for flat in drawn[1:]:
+        np.testing.assert_array_equal(flat.ids, drawn[0].ids)
+        np.testing.assert_array_equal(flat.logprobs, drawn[0].logprobs)
+    return unpack_drawn(drawn[0], lambda output: hash_row(logits[output]))
 
 
 def oracle_draw(logits, draws):
@@ -123,6 +131,26 @@ def test_equals_the_oracle_on_a_real_vocabulary(options):
         )
 
 
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.95}, {"top_p": 0.5}, {"top_p": 1 - 1e-9}, {"min_p": 0.3}, {"top_p": 0.7, "min_p": 0.4}]
+)
+@pytest.mark.parametrize("spread", [0.0, 1e-4, 0.5, 3.0])
+def test_equals_the_oracle_where_many_tokens_survive(options, spread):
+    rng = np.random.default_rng(9)
+    logits = (rng.normal(size=(3, 30_000)) * spread + 5).astype(np.float32)
+    logits[1] = np.round(logits[1], 1)  # large groups of equal values: the prefix ends inside one
+    logits[2, rng.random(30_000) < 0.5] = -np.inf
+    root = DraftTree.root_only(0)
+    for penalty in (0.0, 0.5):  # also as adjusted rows
+        draws = [
+            DrawRequest(
+                o, root, 70 + o, (o, 9), 0.9, presence_penalty=penalty, history_ids=NONE, history_counts=NONE, **options
+            )
+            for o in range(3)
+        ]
+        assert_equal(logits, draws)
+
+
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"presence_penalty": 1.0}])
 def test_accepted_chains_are_walked_to_their_end(options):
     rng = np.random.default_rng(4)
@@ -175,7 +203,7 @@ def test_draws_follow_the_processed_distribution_and_a_wrong_temperature_is_foun
         counts = np.zeros(32)
         for step in range(num_steps):
             draws = [DrawRequest(o, root, step * 2000 + o, key, temperature) for o in range(2000)]
-            counts += np.bincount(native_draw(logits, draws).tokens, minlength=32)
+            counts += np.bincount(native_draw(logits, draws, TABLES[:1]).tokens, minlength=32)
         statistics[temperature] = g_statistic(counts, probs)
     critical = 82.9  # chi-squared, 31 degrees of freedom, upper 1e-6
     assert statistics[1.0] < critical < statistics[1.03]

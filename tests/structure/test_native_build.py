@@ -10,7 +10,6 @@ LOOSE_MATH = re.compile(r"-Ofast|-ffast-math|-funsafe-math\S*|-fassociative-math
 INTRINSICS = re.compile(
     r"#include\s*<(?:immintrin|x86intrin|arm_neon|arm_sve)\.h>|__attribute__\(\(target\(|GCC target"
 )
-# `target_clones` is no such case: the loader picks a clone that this machine can run, and the source has no intrinsics.
 MAY_USE_INTRINSICS = ("native/isa/", "native/vec/", "native/kernels/")
 
 COMMENT = re.compile(r"#[^\n]*")

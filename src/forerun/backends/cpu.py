@@ -122,6 +122,7 @@ class CpuBackend:
         self._program: _native.Program | None = None
         self._store: _native.KvStore | None = None
         self._logits: npt.NDArray[np.float32]
+        self._drawers: _native.Drawers
         self._vector_bytes = 0
         self._kv_layers: list[tuple[int, int]] = []
         self._codec = "none"
@@ -175,6 +176,7 @@ class CpuBackend:
             builder.add(step)
         self._program.finish(builder.view(result))
         self._logits = self._program.logits()
+        self._drawers = _native.Drawers(self._table, self._pool, self._logits.shape[1])
         self._vector_bytes = loader.vector_bytes
         self._kv_layers = [(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in model.spec.layers]
 
@@ -223,7 +225,7 @@ class CpuBackend:
         assert isinstance(result, CpuResult)
         logits = result.view
         flat = pack_draws(batch.draws, len(logits))
-        _native.draw(logits, *flat.arguments)
+        self._drawers.draw(logits, *flat.arguments)
         return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
 
     # ---- KV memory ----
@@ -245,7 +247,7 @@ class CpuBackend:
         return MemoryReport(
             weights=(self._arena.bytes if self._arena else 0) + self._vector_bytes,
             kv=self._store.bytes if self._store else 0,
-            workspace=self._program.workspace_bytes if self._program else 0,
+            workspace=self._program.workspace_bytes + self._drawers.bytes if self._program else 0,
         )
 
     @property

@@ -3,7 +3,7 @@
 Used by a backend whose draw is native:
 
     flat = pack_draws(batch.draws, len(batch.output_rows))
-    _native.draw(logits, *flat.arguments)                      # logits [O, V] float32, rows contiguous
+    drawers.draw(logits, *flat.arguments)                       # logits [O, V] float32, rows contiguous
     return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
 
 Layout, D requests, one row each:
