@@ -177,9 +177,9 @@ static bool has_wild_values(const TileView& view, int head_dim) {
     return wild != 0;
 }
 
-// Fetches the cache lines of the next chunk, of all heads of a task in the order of addresses, a few at a time while this
-// chunk is worked on. To the level 2 cache: for 16 rows that took a tenth less than to level 1, and as much less than
-// fetching in bursts; docs/adr/0010 has the numbers.
+// Fetches the cache lines of the next chunk, of all heads of a task in the order of addresses, a few at a time while
+// this chunk is worked on. To the level 2 cache: for 16 rows that took a tenth less than to level 1, and as much less
+// than fetching in bursts; docs/adr/0010 has the numbers.
 class Prefetcher {
   public:
     // `shares`: calls of fetch_share() that together fetch everything.
