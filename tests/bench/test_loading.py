@@ -19,7 +19,8 @@ def test_the_peak_counts_what_is_given_back() -> None:
     kept = []
 
     def load() -> LLM:
-        kept.append(np.ones(20 * MB, np.uint8))
+        # Above 32 MB malloc always maps fresh pages; below, memory that earlier tests freed could serve.
+        kept.append(np.ones(40 * MB, np.uint8))
         passing = np.ones(60 * MB, np.uint8)
         time.sleep(0.05)
         del passing
@@ -30,8 +31,8 @@ def test_the_peak_counts_what_is_given_back() -> None:
     assert cost.seconds >= 0.05
     assert cost.kept_bytes is not None
     assert cost.peak_bytes is not None
-    assert 15 * MB < cost.kept_bytes < 40 * MB
-    assert 70 * MB < cost.peak_bytes < 120 * MB
+    assert 35 * MB < cost.kept_bytes < 60 * MB
+    assert 90 * MB < cost.peak_bytes < 140 * MB
 
 
 def test_a_failed_load_passes_through() -> None:
