@@ -332,8 +332,9 @@ void Program::round_inputs(const Op& op, int rows) {
 // An even number of panels a task, since kernels take them in pairs; a few tasks a thread, for balance.
 int Program::panels_per_task(const PackedMatrix& matrix, int rows) const {
     const int by_bytes = static_cast<int>(std::min<size_t>(kLinearTaskBytes / matrix.panel_bytes(), 1 << 20));
-    const int by_balance = matrix.panels() / (2 * pool_.size());
-    const int most = takes_tiles(matrix) && rows > 2 * kLanes ? kMaxPackedPanels : 1 << 20;
+    const bool has_many_rows = rows > 2 * kLanes;
+    const int by_balance = matrix.panels() / ((has_many_rows ? 4 : 2) * pool_.size());
+    const int most = takes_tiles(matrix) && has_many_rows ? kMaxPackedPanels : 1 << 20;
     return std::max(2, std::min({by_bytes, by_balance, most}) / 2 * 2);
 }
 

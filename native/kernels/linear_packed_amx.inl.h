@@ -14,7 +14,7 @@
 // anything, since a column of a product depends on no other column.
 
 constexpr size_t kPrefetchBytes = 2048;  // ahead of the tile in use, per panel
-constexpr int kRangeInputTiles = 512;    // 1 KiB tiles of inputs that stay in the level 2 cache
+constexpr int kRangeInputTiles = 1024;   // 1 KiB tiles of inputs that stay in the level 2 cache
 
 FORERUN_INLINE void configure_full_tiles() {
     configure_tiles(kLanes, kLanes);
@@ -220,12 +220,25 @@ static void multiply_range(const PackedLinearArgs& args, const PackedRange& rang
         const uint16_t* x0 = input_tiles(args, range.row_block + block, range.tile);
         const uint16_t* x1 = input_tiles(args, range.row_block + block + ROW_BLOCKS - 1, range.tile);
         for (int tile = 0; tile < range.tiles; ++tile) {
+            for (int line = 0; line < kTileElements; line += 2 * kLanes) {  // of the next inputs
+                prefetch(x0 + kTileElements + line);
+                if constexpr (ROW_BLOCKS == 2) prefetch(x1 + kTileElements + line);
+            }
             multiply_unpacked<PANELS, ROW_BLOCKS>(weights, weights + kMaxRangeTiles * kTileElements, x0, x1);
             weights += kTileElements;
             x0 += kTileElements;
             x1 += kTileElements;
         }
-        store_accumulators<PANELS, ROW_BLOCKS>(at, panel_floats);
+        if (range.tile + range.tiles < args.k_tiles) {
+            store_accumulators<PANELS, ROW_BLOCKS>(at, panel_floats);
+            return;
+        }
+        alignas(64) float done[PANELS][ROW_BLOCKS][kLanes * kLanes];
+        store_accumulators<PANELS, ROW_BLOCKS>(done[0][0], ROW_BLOCKS * kLanes * kLanes);
+        for (int p = 0; p < PANELS; ++p) {
+            for (int b = 0; b < ROW_BLOCKS; ++b)
+                store_result(args, done[p][b], panel + p, range.row_block + block + b);
+        }
     };
     int block = 0;
     for (; block + 2 <= range.row_blocks; block += 2)
@@ -242,7 +255,9 @@ static void multiply_many_rows(const PackedLinearArgs& args, int panel_begin, in
         const int left = all_blocks - row_block;
         const int row_blocks = left < kMaxPackedRowBlocks ? left : kMaxPackedRowBlocks;
         const int fitting = kRangeInputTiles / row_blocks;
-        const int longest = fitting < kMaxRangeTiles ? fitting : kMaxRangeTiles;
+        const int most = fitting < kMaxRangeTiles ? fitting : kMaxRangeTiles;
+        const int ranges = (args.k_tiles + most - 1) / most;
+        const int longest = (args.k_tiles + ranges - 1) / ranges;  // of equal ranges but the last
         const size_t panel_floats = static_cast<size_t>(row_blocks) * kLanes * kLanes;
         for (int first = panel_begin; first < panel_end; first += kMaxPackedPanels) {
             const int end = first + kMaxPackedPanels < panel_end ? first + kMaxPackedPanels : panel_end;
@@ -256,12 +271,6 @@ static void multiply_many_rows(const PackedLinearArgs& args, int panel_begin, in
                     } else {
                         multiply_range<F, 1>(args, range, panel, unpacked, at);
                     }
-                }
-            }
-            for (int panel = first; panel < end; ++panel) {
-                for (int block = 0; block < row_blocks; ++block) {
-                    store_result(args, results + (panel - first) * panel_floats + block * kLanes * kLanes, panel,
-                                 row_block + block);
                 }
             }
         }

@@ -4,6 +4,13 @@
 // once per output: a table look-up by vpermw instead of a conversion. It uses the lowest five bits of every word, so a
 // table of 16 entries that is stored twice needs no masking of the bits above the nibble.
 
+// Makes the compiler store an array here and load from it behind: it would otherwise keep it in registers and replace
+// broadcasts from memory, which cost no arithmetic port, by shuffles, which are what these loops are bound by.
+template <class Array>
+FORERUN_INLINE void keep_in_memory(Array& array) {
+    __asm__("" : "+m"(array));
+}
+
 // One rounding of 32 floats: `low` to the first 16 words.
 FORERUN_INLINE __m512i round_pair(__m512 low, __m512 high) {
     const __m512bh rounded = _mm512_cvtne2ps_pbh(high, low);
@@ -77,6 +84,7 @@ FORERUN_INLINE void unpack_nibbles(const uint8_t* codes, const float* scales, ui
         _mm512_store_si512(tables[o / 2],
                            round_pair(table_values<F>(steps, scales, o), table_values<F>(steps, scales, o + 1)));
     }
+    keep_in_memory(tables);
     FORERUN_UNROLL
     for (int line = 0; line < 4; ++line) {
         const __m512i words = _mm512_loadu_si512(codes + 64 * line);
@@ -157,6 +165,7 @@ template <TileFormat F>
 FORERUN_INLINE void unpack_tile(const uint8_t* header, const uint8_t* tile, uint16_t* out) {
     alignas(64) float scales[2 * kLanes];
     expand_scales<F>(header, tile, scales);
+    keep_in_memory(scales);
     const uint8_t* codes = tile + tile_shape(F).scale_bytes;
     if constexpr (F == TileFormat::kQ8_0) {
         unpack_bytes(codes, scales, out);
