@@ -5,7 +5,9 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -46,8 +48,9 @@ class Pieces {
     std::span<const T> rest_;
 };
 
-// Columns of `whole` and `real`, items in `items`: see sampling/flatten.py, which writes them.
+// Numbers of a request in `whole` and `real`: see sampling/flatten.py, which writes them and `items`.
 constexpr size_t kWholeColumns = 11, kRealColumns = 6;
+constexpr int32_t kNotDrawn = -1;
 
 DrawRequest read_request(const int64_t* whole, const double* real, Pieces<int32_t>& items,
                          Pieces<double>& bias_values) {
@@ -108,20 +111,21 @@ class Drawers {
 
     size_t bytes() const { return drawers_.size() * drawers_[0].bytes(); }
 
-    void draw(Logits logits, Array<const int64_t, nb::ndim<2>> whole, Array<const double, nb::ndim<2>> real,
+    void draw(Logits logits, Array<const int64_t, nb::ndim<1>> whole, Array<const double, nb::ndim<1>> real,
               Array<const int32_t, nb::ndim<1>> items, Array<const double, nb::ndim<1>> bias_values,
               Array<int32_t, nb::ndim<2>> ids, Array<double, nb::ndim<2>> logprobs) {
         const size_t width = ids.shape(1);
         require(logits.shape(1) == static_cast<size_t>(vocabulary_) && logits.stride(1) == 1,
                 "a row of logits must be contiguous and as long as the vocabulary");
-        require(whole.shape(1) == kWholeColumns && real.shape(1) == kRealColumns && whole.shape(0) == real.shape(0),
-                "the request tables have the wrong shape");
+        const size_t num_requests = whole.size() / kWholeColumns;
+        require(whole.size() == num_requests * kWholeColumns && real.size() == num_requests * kRealColumns,
+                "the request tables have the wrong size");
         require(ids.shape(0) == logits.shape(0) && logprobs.shape(0) == ids.shape(0) && logprobs.shape(1) == width,
                 "the outputs must have one row for every row of logits");
         Pieces<int32_t> item_pieces({items.data(), items.size()});
         Pieces<double> bias_pieces({bias_values.data(), bias_values.size()});
         std::vector<DrawRequest> requests;
-        for (size_t i = 0; i < whole.shape(0); ++i) {
+        for (size_t i = 0; i < num_requests; ++i) {
             requests.push_back(read_request(whole.data() + i * kWholeColumns, real.data() + i * kRealColumns,
                                             item_pieces, bias_pieces));
             const DrawRequest& request = requests.back();
@@ -131,6 +135,8 @@ class Drawers {
             require(request.num_top < static_cast<int64_t>(width),
                     "the outputs are too narrow for the alternatives asked for");
         }
+        std::fill(ids.data(), ids.data() + ids.size(), kNotDrawn);
+        std::fill(logprobs.data(), logprobs.data() + logprobs.size(), std::numeric_limits<double>::quiet_NaN());
         pool_.run(static_cast<int>(requests.size()), [&](int task, int thread) {
             walk(logits, requests[static_cast<size_t>(task)], drawers_[static_cast<size_t>(thread)], ids.data(),
                  logprobs.data(), width);

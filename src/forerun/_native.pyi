@@ -1,5 +1,6 @@
 """Types of the native core (native/module.cpp). Used by backends/cpu.py alone."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy.typing as npt
 
 Float32 = npt.NDArray[np.float32]
 Int32 = npt.NDArray[np.int32]
+Flat = array[Any]  # of the type that its user names
 
 def cpu_features() -> list[str]: ...
 def all_tables() -> list[str]: ...
@@ -26,10 +28,10 @@ class Drawers:
     def draw(
         self,
         logits: Float32,
-        whole: npt.NDArray[np.int64],
-        real: npt.NDArray[np.float64],
-        items: Int32,
-        bias_values: npt.NDArray[np.float64],
+        whole: Flat,
+        real: Flat,
+        items: Flat,
+        bias_values: Flat,
         ids: Int32,
         logprobs: npt.NDArray[np.float64],
     ) -> None: ...

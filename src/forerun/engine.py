@@ -172,7 +172,8 @@ class Engine:
         seconds = time.perf_counter() - start
         self._clock.end_phase("draw")
         self.stats.forward_s += seconds
-        self.scheduler.step_time.observe(batch.num_rows, int(batch.positions.sum()) + batch.num_rows, seconds)
+        keys = sum(batch.positions.tolist()) + batch.num_rows
+        self.scheduler.step_time.observe(batch.num_rows, keys, seconds)
         outcomes = iter(verify(batch, drawn))
         verified = [next(outcomes) if tree is not None else None for tree in trees]
         self._clock.end_phase("verify")

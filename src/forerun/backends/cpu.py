@@ -28,7 +28,7 @@ from forerun.machine import available_memory
 from forerun.models import decoder
 from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
-from forerun.sampling.flatten import pack_draws, unpack_drawn
+from forerun.sampling.flatten import FlatDraws, pack_draws, unpack_drawn
 from forerun.sampling.walk import hash_row
 
 KERNELS_VERSION = "k2"  # raise it whenever a bit of a logit changes
@@ -78,9 +78,14 @@ def cpu_info() -> dict[str, object]:
 
 @dataclass(frozen=True)
 class CpuResult:
-    """Logits of one step, valid until the next. view  [O, V] float32, the program's own memory"""
+    """Logits of one step, valid until the next.
+
+    view  [O, V] float32, the program's own memory
+    flat  the batch's draws, packed while the caches still hold what packs them, and the threads are idle anyway
+    """
 
     view: npt.NDArray[np.float32]
+    flat: FlatDraws
 
     def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
         return self.view[list(outputs)]  # a list index copies
@@ -203,6 +208,7 @@ class CpuBackend:
 
         Raises ValueError, before anything is computed, when an index of the batch leaves its array.
         """
+        flat = pack_draws(batch.draws, len(batch.output_rows))
         self.program.run(
             self._kv,
             batch.tokens,
@@ -218,13 +224,14 @@ class CpuBackend:
         logits = self._logits[: len(batch.output_rows)]
         if self._fault == "row_ulp" and batch.num_rows > 1:
             logits[:, 0] = np.nextafter(logits[:, 0], np.float32(math.inf))
-        return CpuResult(logits)
+        return CpuResult(logits, flat)
 
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
         assert isinstance(result, CpuResult)
-        logits = result.view
-        flat = pack_draws(batch.draws, len(logits))
+        logits, flat = result.view, result.flat
+        if batch.draws is not flat.draws:  # other draws than those that came with the rows
+            flat = pack_draws(batch.draws, len(logits))
         self._drawers.draw(logits, *flat.arguments)
         return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
 

@@ -6,6 +6,8 @@ are append-only, so preemption, which only lowers num_computed, leaves it valid.
 """
 
 from array import array
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,12 +22,10 @@ _EMPTY = np.empty(0, np.int32)
 class _Derived:
     """Arrays derived from one sequence: bias, banned ids, and the counts of tokens[:num_seen]."""
 
-    def __init__(self, sequence: Sequence) -> None:
-        bias = sequence.params.logit_bias
+    def __init__(self, bias: Mapping[int, float], banned: Seq[int]) -> None:
         self.bias_ids = np.fromiter(bias.keys(), np.int32, len(bias))
         self.bias_values = np.fromiter(bias.values(), np.float64, len(bias))
-        stops = {*sequence.request.eos_ids, *sequence.params.stop_token_ids}
-        self.banned = np.array(sorted(stops), np.int32) if sequence.params.min_tokens else _EMPTY
+        self.banned = np.array(banned, np.int32)
         self.num_seen = 0
         self._place: dict[int, int] = {}  # token -> index into the two arrays
         self._ids = array("i")
@@ -46,6 +46,18 @@ class _Derived:
 
 
 _DERIVED: WeakKeyDictionary[Sequence, _Derived] = WeakKeyDictionary()
+_NOTHING = _Derived({}, ())  # of all sequences without such options
+
+
+def _derived(sequence: Sequence) -> _Derived:
+    params = sequence.params
+    if not (params.logit_bias or params.min_tokens or params.has_penalties):
+        return _NOTHING
+    derived = _DERIVED.get(sequence)
+    if derived is None:
+        stops = {*sequence.request.eos_ids, *params.stop_token_ids} if params.min_tokens else ()
+        derived = _DERIVED[sequence] = _Derived(params.logit_bias, sorted(stops))
+    return derived
 
 
 def make_draw(sequence: Sequence, tree: DraftTree, first_output: int) -> DrawRequest:
@@ -56,9 +68,7 @@ def make_draw(sequence: Sequence, tree: DraftTree, first_output: int) -> DrawReq
     min_tokens forbids the request's end-of-sequence ids (with ignore_eos too) and stop_token_ids.
     """
     params = sequence.params
-    derived = _DERIVED.get(sequence)
-    if derived is None:
-        derived = _DERIVED[sequence] = _Derived(sequence)
+    derived = _derived(sequence)
     history_ids, history_counts = derived.history(sequence) if params.has_penalties else (_EMPTY, _EMPTY)
     return DrawRequest(
         first_output=first_output,
