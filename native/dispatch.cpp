@@ -25,7 +25,7 @@ const std::vector<Entry>& entries() {
         {&avx512_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl"}},
 #endif
 #ifdef FORERUN_TABLE_AVX2
-        {&avx2_table, {"avx2", "fma"}},
+        {&avx2_table, {"avx2", "fma", "f16c"}},
 #endif
 #ifdef FORERUN_TABLE_NEON
         {&neon_table, {"neon"}},

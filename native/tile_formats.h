@@ -68,6 +68,25 @@ constexpr TileShape tile_shape(TileFormat format) {
     return {"BF16", 1, 2, 1, 0, 0, 1024, 0};
 }
 
+// Something is added behind the scaled code.
+constexpr bool has_minimum(TileFormat format) {
+    return format == TileFormat::kQ4_1 || format == TileFormat::kQ5_1 || format == TileFormat::kQ4_K ||
+           format == TileFormat::kQ5_K;
+}
+// Bits of a code above the nibble.
+constexpr int upper_bits(TileFormat format) {
+    switch (format) {
+        case TileFormat::kQ5_0:
+        case TileFormat::kQ5_1:
+        case TileFormat::kQ5_K:
+            return 1;
+        case TileFormat::kQ6_K:
+            return 2;
+        default:
+            return 0;
+    }
+}
+
 constexpr size_t group_bytes(const TileShape& shape) {
     return shape.header_bytes + static_cast<size_t>(shape.group_tiles) * shape.tile_bytes;
 }

@@ -1,4 +1,4 @@
-// The AVX2 table. Compiled with avx2 and fma; reached only after cpu_features()
+// The AVX2 table. Compiled with avx2, fma and f16c; reached only after cpu_features()
 // has found them all.
 #include <immintrin.h>
 

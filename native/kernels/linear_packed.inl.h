@@ -1,19 +1,40 @@
 // Linear layers over packed weights in tables without tile products: a few panels are unpacked into `scratch`, in the
 // order of packed_matrix.h, and the table's own kernel multiplies them. So the arithmetic is that of bfloat16 weights.
 
+constexpr size_t kPackedAhead = 2048;  // bytes
+
+template <TileFormat F>
 static void unpack_panel(const PackedLinearArgs& args, int panel, uint16_t* out) {
-    const TileShape shape = tile_shape(args.format);
+    constexpr TileShape kShape = tile_shape(F);
     const uint8_t* const from = args.panels + static_cast<size_t>(panel) * args.panel_bytes;
     for (int tile = 0; tile < args.k_tiles; ++tile, out += kTileElements) {
-        for (int o = 0; o < kLanes; ++o) {
-            alignas(64) float values[kTileDepth];
-            alignas(64) uint16_t weights[kTileDepth];
-            tile_values(args.format, from + header_offset(shape, tile), from + tile_offset(shape, tile), o, values);
-            for (int k = 0; k < kTileDepth; k += kLanes)
-                store_bf16_first(weights + k, load(values + k), kLanes);
-            for (int pair = 0; pair < kTileDepth / 2; ++pair)
-                __builtin_memcpy(out + (pair * kLanes + o) * 2, weights + 2 * pair, 2 * sizeof(uint16_t));
-        }
+        const uint8_t* const at = from + tile_offset(kShape, tile);
+        for (size_t line = 0; line < kShape.tile_bytes; line += 64)
+            prefetch(at + kPackedAhead + line);
+        unpack_lanes<F>(from + header_offset(kShape, tile), at, out);
+    }
+}
+
+static void unpack_panel(const PackedLinearArgs& args, int panel, uint16_t* out) {
+    switch (args.format) {
+        case TileFormat::kQ4_0:
+            return unpack_panel<TileFormat::kQ4_0>(args, panel, out);
+        case TileFormat::kQ4_1:
+            return unpack_panel<TileFormat::kQ4_1>(args, panel, out);
+        case TileFormat::kQ5_0:
+            return unpack_panel<TileFormat::kQ5_0>(args, panel, out);
+        case TileFormat::kQ5_1:
+            return unpack_panel<TileFormat::kQ5_1>(args, panel, out);
+        case TileFormat::kQ8_0:
+            return unpack_panel<TileFormat::kQ8_0>(args, panel, out);
+        case TileFormat::kQ4_K:
+            return unpack_panel<TileFormat::kQ4_K>(args, panel, out);
+        case TileFormat::kQ5_K:
+            return unpack_panel<TileFormat::kQ5_K>(args, panel, out);
+        case TileFormat::kQ6_K:
+            return unpack_panel<TileFormat::kQ6_K>(args, panel, out);
+        case TileFormat::kBf16:
+            break;  // is not packed
     }
 }
 

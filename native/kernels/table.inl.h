@@ -1,6 +1,6 @@
 // The table of the kernels included above it.
 
-#include "tile_values.inl.h"
+#include "unpack_lanes.inl.h"
 
 #include "linear_packed.inl.h"
 

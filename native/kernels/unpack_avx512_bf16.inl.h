@@ -32,22 +32,6 @@ FORERUN_INLINE __m512 signed_at(const uint8_t* from) {
 constexpr bool is_k_format(TileFormat format) {
     return format == TileFormat::kQ4_K || format == TileFormat::kQ5_K || format == TileFormat::kQ6_K;
 }
-constexpr bool has_minimum(TileFormat format) {
-    return format == TileFormat::kQ4_1 || format == TileFormat::kQ5_1 || format == TileFormat::kQ4_K ||
-           format == TileFormat::kQ5_K;
-}
-constexpr int upper_bits(TileFormat format) {
-    switch (format) {
-        case TileFormat::kQ5_0:
-        case TileFormat::kQ5_1:
-        case TileFormat::kQ5_K:
-            return 1;
-        case TileFormat::kQ6_K:
-            return 2;
-        default:
-            return 0;
-    }
-}
 
 // What is added behind the scaled code of one output, and the codes' steps 0 .. 15 less the code of zero.
 template <TileFormat F>

@@ -1,4 +1,4 @@
-// Sixteen floats in two AVX registers, with fused multiply-add. Needs avx2 and fma.
+// Sixteen floats in two AVX registers, with fused multiply-add. Needs avx2, fma and f16c.
 //
 // Included inside the namespace of one translation unit, see isa/avx2.cpp.
 
@@ -37,6 +37,52 @@ struct Eight {
         result = _mm256_blendv_epi8(result, _mm256_or_si256(upper, _mm256_set1_epi32(0x40)), nan);
         const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+    }
+    FORERUN_INLINE __m256i rounded_up(Eight x) {
+        const __m256i bits = _mm256_castps_si256(x.v);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+        return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    }
+    FORERUN_INLINE void store_pairs(uint16_t* p, Eight even, Eight odd) {
+        // Words of `even` from their upper halves to the lower ones, between those of `odd`.
+        const __m256i pairs = _mm256_blend_epi16(_mm256_srli_epi32(rounded_up(even), 16), rounded_up(odd), 0xaa);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs);
+    }
+
+    struct Words {
+        __m256i v;
+    };
+    FORERUN_INLINE int word_at(const uint8_t* p) {
+        int word;
+        __builtin_memcpy(&word, p, sizeof word);
+        return word;
+    }
+    FORERUN_INLINE Words load_words(const uint32_t* p) {
+        return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
+    }
+    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b) {
+        return {_mm256_blend_epi32(_mm256_set1_epi32(word_at(a)), _mm256_set1_epi32(word_at(b)), 0xf0)};
+    }
+    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
+        const auto at = [&](size_t lane) { return word_at(p + lane * stride); };
+        return {_mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))};
+    }
+    template <int SHIFT>
+    FORERUN_INLINE Eight field(Words words, Words mask) {
+        const __m256i shifted = SHIFT >= 0 ? _mm256_srli_epi32(words.v, SHIFT > 0 ? SHIFT : 0)
+                                           : _mm256_slli_epi32(words.v, SHIFT < 0 ? -SHIFT : 0);
+        return {_mm256_cvtepi32_ps(_mm256_and_si256(shifted, mask.v))};
+    }
+    FORERUN_INLINE Eight halves(const uint8_t* p) {
+        const __m256 value = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+        const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+        return {_mm256_blendv_ps(value, nan, _mm256_cmp_ps(value, value, _CMP_UNORD_Q))};
+    }
+    FORERUN_INLINE Eight bytes(const uint8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+    }
+    FORERUN_INLINE Eight bytes(const int8_t* p) {
+        return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
     }
 };
 

@@ -126,6 +126,74 @@ FORERUN_INLINE void store_bf16_first(uint16_t* p, Vec x, int n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n).bits, result);
 }
 
+// The inverse of load_pairs, rounding by the rule of bf16.h; neither denormals nor NaN with a payload may come.
+FORERUN_INLINE void store_pairs(uint16_t* p, Vec even, Vec odd) {
+#ifdef __AVX512BF16__
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(odd.v, even.v);
+    __m512i halves;
+    __builtin_memcpy(&halves, &rounded, sizeof halves);
+    const __m512i order =
+        _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008,
+                          0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
+#else
+    const auto rounded_up = [](Vec x) {
+        const __m512i bits = _mm512_castps_si512(x.v), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+        const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+        return _mm512_mask_add_epi32(half, is_odd, half, _mm512_set1_epi32(1));
+    };
+    // The upper halves of `even`, shifted down, and those of `odd`.
+    _mm512_storeu_si512(p,
+                        _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(rounded_up(even), 16), rounded_up(odd)));
+#endif
+}
+
+// ---- numbers of packed weights ----
+
+struct Words {
+    __m512i v;
+};
+
+FORERUN_INLINE Words load_words(const uint32_t* p) {
+    return {_mm512_loadu_si512(p)};
+}
+// Four lanes each of the word at a, b, c and d.
+FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+    __m512i words = _mm512_broadcastd_epi32(_mm_loadu_si32(a));
+    words = _mm512_mask_broadcastd_epi32(words, 0x00f0, _mm_loadu_si32(b));
+    words = _mm512_mask_broadcastd_epi32(words, 0x0f00, _mm_loadu_si32(c));
+    return {_mm512_mask_broadcastd_epi32(words, 0xf000, _mm_loadu_si32(d))};
+}
+// Lane i: the word at p + i * stride.
+FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
+    const auto at = [&](size_t lane) {
+        int word;
+        __builtin_memcpy(&word, p + lane * stride, sizeof word);
+        return word;
+    };
+    return {_mm512_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11),
+                              at(12), at(13), at(14), at(15))};
+}
+// Words shifted right by SHIFT, left when it is negative, under a mask, as int32 to float.
+template <int SHIFT>
+FORERUN_INLINE Vec field(Words words, Words mask) {
+    const __m512i shifted = SHIFT >= 0 ? _mm512_srli_epi32(words.v, SHIFT > 0 ? SHIFT : 0)
+                                       : _mm512_slli_epi32(words.v, SHIFT < 0 ? -SHIFT : 0);
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, mask.v))};
+}
+// float16; NaN loses its payload.
+FORERUN_INLINE Vec halves(const uint8_t* p) {
+    const __m512 value = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    const __m512 nan = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000));
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q), value, nan)};
+}
+FORERUN_INLINE Vec bytes(const uint8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+FORERUN_INLINE Vec bytes(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+
 FORERUN_INLINE void prefetch(const void* p) {
     _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
 }

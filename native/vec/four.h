@@ -1,22 +1,22 @@
 // Four: four floats through the compiler's vector extension, on any 64-bit machine, all but `fma`: the including header
 // says whether that rounds once or twice.
 
-typedef float Floats __attribute__((vector_size(16)));
-typedef int32_t Ints __attribute__((vector_size(16)));
-typedef uint32_t Words __attribute__((vector_size(16)));
+typedef float F32x4 __attribute__((vector_size(16)));
+typedef int32_t I32x4 __attribute__((vector_size(16)));
+typedef uint32_t U32x4 __attribute__((vector_size(16)));
 
 struct Four {
     static constexpr int kWidth = 4;
     struct Mask {
-        Ints bits;  // all ones where true
+        I32x4 bits;  // all ones where true
     };
-    Floats v;
+    F32x4 v;
 
     FORERUN_INLINE Mask first_lanes(int n) {
-        const Ints lane = {0, 1, 2, 3};
+        const I32x4 lane = {0, 1, 2, 3};
         return {lane < n};
     }
-    FORERUN_INLINE Four broadcast(float x) { return {Floats{x, x, x, x}}; }
+    FORERUN_INLINE Four broadcast(float x) { return {F32x4{x, x, x, x}}; }
     FORERUN_INLINE Four load(const float* p) {
         Four r;
         __builtin_memcpy(&r.v, p, sizeof r.v);
@@ -24,26 +24,71 @@ struct Four {
     }
     FORERUN_INLINE void store(float* p, Four x) { __builtin_memcpy(p, &x.v, sizeof x.v); }
     FORERUN_INLINE Four load(const uint16_t* p) {
-        typedef uint16_t Shorts __attribute__((vector_size(8)));
-        Shorts half;
+        typedef uint16_t U16x4 __attribute__((vector_size(8)));
+        U16x4 half;
         __builtin_memcpy(&half, p, sizeof half);
-        return {(Floats)(__builtin_convertvector(half, Words) << 16)};
+        return {(F32x4)(__builtin_convertvector(half, U32x4) << 16)};
     }
     FORERUN_INLINE void load_pairs(const uint16_t* p, Four& even, Four& odd) {
-        Words pairs;
+        U32x4 pairs;
         __builtin_memcpy(&pairs, p, sizeof pairs);
-        even.v = (Floats)(pairs << 16);
-        odd.v = (Floats)(pairs & 0xffff0000u);
+        even.v = (F32x4)(pairs << 16);
+        odd.v = (F32x4)(pairs & 0xffff0000u);
     }
     // The rule of bf16.h.
     FORERUN_INLINE void store_bf16(uint16_t* p, Four x) {
-        const Words bits = (Words)x.v, magnitude = bits & 0x7fffffffu;
-        const Words nan = (Words)(magnitude > 0x7f800000u), tiny = (Words)(magnitude < 0x00800000u);
-        const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        const Words quiet = (bits >> 16) | 0x40u, signed_zero = (bits >> 16) & 0x8000u;
-        const Words result = (nan & quiet) | (tiny & signed_zero) | (~nan & ~tiny & rounded);
+        const U32x4 bits = (U32x4)x.v, magnitude = bits & 0x7fffffffu;
+        const U32x4 nan = (U32x4)(magnitude > 0x7f800000u), tiny = (U32x4)(magnitude < 0x00800000u);
+        const U32x4 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const U32x4 quiet = (bits >> 16) | 0x40u, signed_zero = (bits >> 16) & 0x8000u;
+        const U32x4 result = (nan & quiet) | (tiny & signed_zero) | (~nan & ~tiny & rounded);
         for (int i = 0; i < 4; ++i)
             p[i] = static_cast<uint16_t>(result[i]);
+    }
+    FORERUN_INLINE U32x4 rounded_up(Four x) {
+        const U32x4 bits = (U32x4)x.v;
+        return bits + 0x7fffu + ((bits >> 16) & 1u);
+    }
+    FORERUN_INLINE void store_pairs(uint16_t* p, Four even, Four odd) {
+        const U32x4 pairs = (rounded_up(even) >> 16) | (rounded_up(odd) & 0xffff0000u);
+        __builtin_memcpy(p, &pairs, sizeof pairs);
+    }
+
+    struct Words {
+        U32x4 v;
+    };
+    FORERUN_INLINE uint32_t word_at(const uint8_t* p) {
+        uint32_t word;
+        __builtin_memcpy(&word, p, sizeof word);
+        return word;
+    }
+    FORERUN_INLINE Words load_words(const uint32_t* p) { return {U32x4{p[0], p[1], p[2], p[3]}}; }
+    FORERUN_INLINE Words spread(const uint8_t* p) { return {word_at(p) - U32x4{}}; }
+    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
+        return {U32x4{word_at(p), word_at(p + stride), word_at(p + 2 * stride), word_at(p + 3 * stride)}};
+    }
+    template <int SHIFT>
+    FORERUN_INLINE Four field(Words words, Words mask) {
+        constexpr int kRight = SHIFT > 0 ? SHIFT : 0, kLeft = SHIFT < 0 ? -SHIFT : 0;
+        return {__builtin_convertvector((I32x4)((words.v >> kRight << kLeft) & mask.v), F32x4)};
+    }
+    FORERUN_INLINE Four halves(const uint8_t* p) {
+        typedef uint16_t U16x4 __attribute__((vector_size(8)));
+        U16x4 half;
+        __builtin_memcpy(&half, p, sizeof half);
+        const U32x4 bits = __builtin_convertvector(half, U32x4), magnitude = bits & 0x7fffu;
+        // Exponents differ by 112; the product puts denormals right too.
+        const U32x4 finite = (U32x4)((F32x4)(magnitude << 13) * 0x1p112f);
+        const U32x4 infinite = (U32x4)(magnitude == 0x7c00u) & 0x7f800000u;
+        const U32x4 nan = (U32x4)(magnitude > 0x7c00u) & 0x7fc00000u;
+        const U32x4 is_finite = (U32x4)(magnitude < 0x7c00u);
+        return {(F32x4)((bits & 0x8000u) << 16 | (finite & is_finite) | infinite | nan)};
+    }
+    template <class Byte>
+    FORERUN_INLINE Four bytes(const Byte* p) {
+        const F32x4 values = {static_cast<float>(p[0]), static_cast<float>(p[1]), static_cast<float>(p[2]),
+                              static_cast<float>(p[3])};
+        return {values};
     }
 };
 
@@ -64,7 +109,7 @@ FORERUN_INLINE Four::Mask operator<(Four a, Four b) {
     return {a.v < b.v};
 }
 FORERUN_INLINE Four select(Four::Mask m, Four yes, Four no) {
-    return {(Floats)(((Ints)yes.v & m.bits) | ((Ints)no.v & ~m.bits))};
+    return {(F32x4)(((I32x4)yes.v & m.bits) | ((I32x4)no.v & ~m.bits))};
 }
 // The second operand when either is NaN.
 FORERUN_INLINE Four minimum(Four a, Four b) {
@@ -76,7 +121,7 @@ FORERUN_INLINE Four maximum(Four a, Four b) {
 
 // 2^n for whole n in [-126, 127].
 FORERUN_INLINE Four power_of_two(Four n) {
-    return {(Floats)((__builtin_convertvector(n.v, Ints) + 127) << 23)};
+    return {(F32x4)((__builtin_convertvector(n.v, I32x4) + 127) << 23)};
 }
 
 // Halves with halves: the shape is fixed.

@@ -53,6 +53,42 @@ FORERUN_INLINE void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
     Vec::load_pairs(p, even, odd);
 }
 
+// The inverse, rounding by the rule of bf16.h; neither denormals nor NaN with a payload may come.
+FORERUN_INLINE void store_pairs(uint16_t* p, Vec even, Vec odd) {
+    Vec::store_pairs(p, even, odd);
+}
+
+// ---- numbers of packed weights ----
+
+typedef Vec::Words Words;  // sixteen uint32
+
+FORERUN_INLINE Words load_words(const uint32_t* p) {
+    return Vec::load_words(p);
+}
+// Four lanes each of the word at a, b, c and d.
+FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+    return Vec::spread(a, b, c, d);
+}
+// Lane i: the word at p + i * stride.
+FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
+    return Vec::strided(p, stride);
+}
+// Words shifted right by SHIFT, left when it is negative, under a mask, as int32 to float.
+template <int SHIFT>
+FORERUN_INLINE Vec field(Words words, Words mask) {
+    return Vec::field<SHIFT>(words, mask);
+}
+// float16; NaN loses its payload.
+FORERUN_INLINE Vec halves(const uint8_t* p) {
+    return Vec::halves(p);
+}
+FORERUN_INLINE Vec bytes(const uint8_t* p) {
+    return Vec::bytes(p);
+}
+FORERUN_INLINE Vec bytes(const int8_t* p) {
+    return Vec::bytes(p);
+}
+
 FORERUN_INLINE void prefetch(const void* p) {
     __builtin_prefetch(p);
 }

@@ -31,6 +31,32 @@ struct Twice {
         T::store_bf16(p, x.low);
         T::store_bf16(p + T::kWidth, x.high);
     }
+    FORERUN_INLINE void store_pairs(uint16_t* p, Twice even, Twice odd) {
+        T::store_pairs(p, even.low, odd.low);
+        T::store_pairs(p + 2 * T::kWidth, even.high, odd.high);
+    }
+
+    // numbers of packed weights
+    struct Words {
+        typename T::Words low, high;
+    };
+    FORERUN_INLINE Words load_words(const uint32_t* p) { return {T::load_words(p), T::load_words(p + T::kWidth)}; }
+    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b) { return {T::spread(a), T::spread(b)}; }
+    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+        return {T::spread(a, b), T::spread(c, d)};
+    }
+    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
+        return {T::strided(p, stride), T::strided(p + T::kWidth * stride, stride)};
+    }
+    template <int SHIFT>
+    FORERUN_INLINE Twice field(Words words, Words mask) {
+        return {T::template field<SHIFT>(words.low, mask.low), T::template field<SHIFT>(words.high, mask.high)};
+    }
+    FORERUN_INLINE Twice halves(const uint8_t* p) { return {T::halves(p), T::halves(p + 2 * T::kWidth)}; }
+    template <class Byte>
+    FORERUN_INLINE Twice bytes(const Byte* p) {
+        return {T::bytes(p), T::bytes(p + T::kWidth)};
+    }
 };
 
 template <class T>

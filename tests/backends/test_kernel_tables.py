@@ -17,7 +17,7 @@ NEEDS = {
     "amx_bf16": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},
-    "avx2": {"avx2", "fma"},
+    "avx2": {"avx2", "fma", "f16c"},
     "neon": {"neon"},
     "portable": set(),
 }
