@@ -5,7 +5,8 @@ import numpy.typing as npt
 
 from forerun import _native
 from forerun.backends.base import LoadedModel, Progress
-from forerun.backends.weight_formats import BLOCK_INPUTS, PANEL, Part, packed_format, parts_of, quantise
+from forerun.backends.quantisation import quantise
+from forerun.backends.weight_formats import BLOCK_INPUTS, PANEL, Part, packed_format, parts_of
 
 CHUNK_BYTES = 32 << 20  # float32 bytes of a matrix that are read at once
 

@@ -1,27 +1,20 @@
-"""Which packed format each matrix gets, and quantisation where the user asks for a smaller one.
+"""Which packed format each matrix gets.
 
 Place: between a model's weights and the CPU backend's load. The kernels multiply GGUF's quantised blocks as they are:
 `file` keeps them and takes bfloat16 for everything else, so weights are the file's, rounded to bfloat16. `int8` and
-`int4` change the weights of matrices that are stored with more bits.
+`int4` change the weights of matrices that are stored with more bits (backends/quantisation).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from forerun.backends.quantisation import GROUP
 from forerun.errors import UsageError
-
-UInt8 = npt.NDArray[np.uint8]
-Float32 = npt.NDArray[np.float32]
 
 CHOICES = ("file", "bf16", "int8", "int4")
 BLOCK_INPUTS = {"Q4_0": 32, "Q4_1": 32, "Q5_0": 32, "Q5_1": 32, "Q8_0": 32, "Q4_K": 256, "Q5_K": 256, "Q6_K": 256}
-GROUP = 32  # inputs with a scale of their own in int8 and int4
 PANEL = 16  # rows that are packed together
 KEPT = {"int8": tuple(BLOCK_INPUTS), "int4": ("Q4_0", "Q4_1", "Q4_K")}  # formats that already have as few bits
-SMALLEST = float(np.finfo(np.float16).smallest_subnormal)
 
 
 @dataclass(frozen=True)
@@ -68,31 +61,3 @@ def parts_of(
         else:
             parts.append(Part((name,), (rows,), cols, kind))
     return tuple(parts)
-
-
-def quantise(values: Float32, kind: str) -> UInt8:
-    """Rows [n, K] as blocks of Q8_0 (scale to the largest) or Q4_1 (least to largest in 15 steps)."""
-    groups = values.reshape(-1, GROUP)
-    if kind == "Q8_0":
-        scale = _half(np.abs(groups).max(axis=1) / 127)
-        codes = np.clip(np.rint(groups / _divisor(scale)), -127, 127).astype(np.int8).view(np.uint8)
-        blocks = np.concatenate([_bytes(scale), codes], axis=1)
-    else:
-        least = _half(groups.min(axis=1))
-        scale = _half((groups.max(axis=1) - least.astype(np.float32)[:, 0]) / 15)
-        codes = np.clip(np.rint((groups - least.astype(np.float32)) / _divisor(scale)), 0, 15).astype(np.uint8)
-        half = GROUP // 2
-        blocks = np.concatenate([_bytes(scale), _bytes(least), codes[:, :half] | codes[:, half:] << 4], axis=1)
-    return np.ascontiguousarray(blocks.reshape(len(values), -1))
-
-
-def _half(numbers: Float32) -> npt.NDArray[np.float16]:
-    return np.clip(numbers, -65504, 65504).astype(np.float16)[:, None]
-
-
-def _divisor(scale: npt.NDArray[np.float16]) -> Float32:
-    return np.maximum(scale.astype(np.float32), np.float32(SMALLEST))
-
-
-def _bytes(halves: npt.NDArray[np.float16]) -> UInt8:
-    return halves.view(np.uint8)
