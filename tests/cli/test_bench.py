@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forerun.backends.cpu import CpuBackend
+from forerun.bench import quality
 from tests.cli.conftest import Cli
 
 DECODE = ("bench", "decode", "--prompt-tokens", "24", "--new-tokens", "8", "--batch", "1,2", "--repeats", "1")
@@ -48,14 +49,30 @@ def test_unequal_answers_are_1(cli: Cli, tiny_model: Path, monkeypatch: pytest.M
 
 
 def test_quality(cli: Cli, tiny_model: Path) -> None:
-    ran = cli("bench", "quality", "--model", str(tiny_model), "--tokens", "40")
-    assert ran.code == 0
-    assert "of 40 positions" in ran.out
-    ran = cli("bench", "quality", "--model", str(tiny_model), "--tokens", "40", "--json")
-    made = json.loads(ran.out)
-    assert made["tokens"] == 40
-    assert 0 < made["mean_kl"] < 1e-3
-    assert made["perplexity"] == pytest.approx(made["perplexity_fp32"], rel=0.05)
+    ran = cli("bench", "quality", "--model", str(tiny_model), "--tokens", "40", "--weights", "file,int4")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0].split()[:5] == ["weights", "in", "memory", "mean", "KL"]
+    assert [line.split()[0] for line in lines[1:4]] == ["file", "int4", "fp32"]
+    assert "40 positions of forerun-corpus" in lines[4]
+
+
+def test_quality_json_is_one_document(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    dense = quality.dense_logits
+    monkeypatch.setattr(quality, "dense_logits", lambda *given: passes.append(1) or dense(*given))
+    words = ("bench", "quality", "--model", str(tiny_model), "--tokens", "40", "--weights", "bf16,int8,int4", "--json")
+    made = json.loads(cli(*words).out)
+    assert made.keys() == {"model", "corpus", "machine", "versions", "results"}
+    assert [result["weights"] for result in made["results"]] == ["bf16", "int8", "int4"]
+    bf16, int8, int4 = made["results"]
+    assert len({result["numerics_id"] for result in made["results"]}) == 3
+    assert bf16["weight_bytes"] > int8["weight_bytes"] > int4["weight_bytes"]
+    assert 0 < bf16["mean_kl"] < 1e-3
+    assert bf16["mean_kl"] < int4["mean_kl"]
+    assert bf16["perplexity"] == pytest.approx(bf16["perplexity_fp32"], rel=0.05)
+    assert bf16["tokens"] == 40
+    assert len(passes) == 1  # fp32 is the same for all
 
 
 @pytest.mark.parametrize(
@@ -67,6 +84,7 @@ def test_quality(cli: Cli, tiny_model: Path) -> None:
         (("decode", "--speculation", "magic"), "unknown drafter 'magic'"),
         (("decode", "--prompt-tokens", "100000"), "100128 tokens but the context holds 1024"),
         (("quality", "--tokens", "0"), "between 1 and"),
+        (("quality", "--weights", "file,int2"), "unknown weight format 'int2'"),
     ],
 )
 def test_bad_input_is_one_line_and_2(cli: Cli, tiny_model: Path, words: tuple[str, ...], message: str) -> None:

@@ -37,23 +37,31 @@ class Quality:
     perplexity_fp32: float
 
 
-def measure_quality(llm: LLM, num_tokens: int, options: EngineOptions, progress: Progress) -> Quality:
+def measure_quality(
+    llm: LLM, num_tokens: int, options: EngineOptions, progress: Progress, fp32: Float32 | None = None
+) -> Quality:
     """Compare over the first `num_tokens` tokens of the corpus. Restarts the engine. `progress` counts positions.
 
     options  those the model was loaded with
+    fp32     what `fp32_logits` gave for this model and text, if it is known already
 
     Raises UsageError when the text or the KV cache is too short.
     """
-    tokens = llm.tokenizer.encode_prompt(corpus.text())
-    longest = min(len(tokens) - 1, llm.max_model_len)
-    if not 1 <= num_tokens <= longest:
-        raise UsageError(f"between 1 and {longest} tokens can be compared with this model, not {num_tokens}")
-    text, following = tokens[:num_tokens], np.array(tokens[1 : num_tokens + 1])
+    text, following = _text(llm, num_tokens)
     engine = engine_logits(llm, text, options)
     progress(num_tokens, 2 * num_tokens)
-    fp32 = dense_logits(llm.model, text)
+    if fp32 is None:
+        fp32 = dense_logits(llm.model, text)
     progress(2 * num_tokens, 2 * num_tokens)
     return compare_logits(fp32, engine, following)
+
+
+def fp32_logits(llm: LLM, num_tokens: int) -> Float32:
+    """[T, V] float32 logits of the file's own weights over the text: the same for all formats of a model's weights.
+
+    Raises UsageError when the text or the KV cache is too short.
+    """
+    return dense_logits(llm.model, _text(llm, num_tokens)[0])
 
 
 def compare_logits(fp32: Float32, engine: Float32, following: npt.NDArray[np.int64]) -> Quality:
@@ -86,6 +94,15 @@ def engine_logits(llm: LLM, tokens: Seq[int], options: EngineOptions) -> Float32
         parts.append(llm.backend.forward(batch).logits(range(len(batch.output_rows))))
     llm.reconfigure(speculation="off", options=options)
     return np.concatenate(parts)
+
+
+def _text(llm: LLM, num_tokens: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+    """The corpus' first tokens, and the token that follows each."""
+    tokens = llm.tokenizer.encode_prompt(corpus.text())
+    longest = min(len(tokens) - 1, llm.max_model_len)
+    if not 1 <= num_tokens <= longest:
+        raise UsageError(f"between 1 and {longest} tokens can be compared with this model, not {num_tokens}")
+    return tokens[:num_tokens], np.array(tokens[1 : num_tokens + 1])
 
 
 def _batch(tokens: Seq[int], start: int, stop: int, block_size: int) -> Batch:

@@ -1,7 +1,7 @@
 """`forerun bench`: measurements of speed and of quality, which check equality too."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -84,22 +84,40 @@ def quality(
     tokens: Annotated[int, typer.Option(help="Length of the text.")] = 256,
     json: Json = False,
 ) -> None:
-    """Compare the engine's logits over a text with fp32 arithmetic on the dequantised weights."""
-    from forerun.bench.quality import measure_quality
+    """Compare the engine's logits over a text with fp32 arithmetic on the file's weights.
+
+    Of several formats of the weights, one row each: --weights file,bf16,int8,int4.
+    """
+    from forerun.backends.weight_formats import check_choice
+    from forerun.bench import corpus
+    from forerun.bench.quality import fp32_logits, measure_quality
     from forerun.cli.load import engine_options, load_llm, model_name
 
-    options = engine_options(model)
-    llm = load_llm(model, "off")
-    with progress("Computing", unit="tokens") as report:
-        found = measure_quality(llm, tokens, options, report)
+    formats = model.weights.split(",")
+    for name in formats:
+        check_choice(name)
+    fp32 = None
+
+    def measure(weights: str) -> dict[str, Any]:
+        nonlocal fp32
+        chosen = replace(model, weights=weights)
+        llm = load_llm(chosen, "off")
+        with progress(f"Computing {weights}", unit="tokens") as report:
+            fp32 = fp32_logits(llm, tokens) if fp32 is None else fp32
+            found = measure_quality(llm, tokens, engine_options(chosen), report, fp32)
+        return {
+            "weights": weights,
+            "numerics_id": llm.numerics_id,
+            "weight_bytes": llm.backend.memory().weights,
+            **asdict(found),
+        }
+
+    results = [measure(weights) for weights in formats]  # one model in memory at a time
+    about = {"model": model_name(model), "corpus": corpus.NAME, "machine": machine(model), "versions": versions()}
     if json:
-        print_json({"model": model_name(model), **asdict(found), **_circumstances(model, llm.numerics_id)})
-        return
-    console = stdout()
-    console.print(f"KL from fp32         mean {found.mean_kl:.2e}, largest {found.max_kl:.2e} nats")
-    console.print(f"same likeliest token {found.top1_agreement:.1%} of {found.tokens} positions")
-    console.print(f"perplexity           {found.perplexity:.4f}, fp32 {found.perplexity_fp32:.4f}")
-    console.print(f"numerics             {llm.numerics_id}", markup=False)
+        print_json(about | {"results": results})
+    else:
+        _print_quality(results, about)
 
 
 # ---- what a figure depends on ----
@@ -175,3 +193,35 @@ def _print_decode(results: Seq[Any], model: ModelOptions, numerics_id: str) -> N
     for result in results:
         if result.difference is not None:
             console.print(f"NOT equal: {result.difference}", markup=False, soft_wrap=True)
+
+
+def _print_quality(results: Seq[dict[str, Any]], about: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from forerun.models.download import megabytes
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("weights")
+    for column in ("in memory", "mean KL", "largest KL", "same likeliest token", "perplexity"):
+        table.add_column(column, justify="right")
+    for result in results:
+        table.add_row(
+            result["weights"],
+            megabytes(result["weight_bytes"]),
+            f"{result['mean_kl']:.5f}",
+            f"{result['max_kl']:.4f}",
+            f"{result['top1_agreement']:.1%}",
+            f"{result['perplexity']:.3f}",
+        )
+    first = results[0]
+    table.add_row("fp32", "", "0", "0", "100.0%", f"{first['perplexity_fp32']:.3f}")
+    text = f"{first['tokens']} positions of {about['corpus']}"
+    console = stdout()
+    console.print(table)
+    console.print(
+        f"{about['model']}, {text}; KL in nats, from fp32 on the file's weights",
+        ", ".join(dict.fromkeys(result["numerics_id"] for result in results)),
+        sep="\n",
+        markup=False,
+        soft_wrap=True,
+    )
