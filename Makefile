@@ -17,7 +17,7 @@ INSTALLED_FROM := pyproject.toml CMakeLists.txt $(shell find src native \( -type
 	-not -name __pycache__ -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-parity check lint types format build docs clean prerequisites
+.PHONY: help demo test test-all test-parity check lint types format build sanitize docs clean prerequisites
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -56,6 +56,10 @@ format: $(VENV)/extra-dev  ## format Python and C++ in place, and mend what ruff
 build: $(VENV)/build-tools $(VENV)/extra-dev  ## editable installation: Python edits count at once, C++ edits and new files after `make build`
 	@rm -f $(VENV)/installed
 	$(PIP) install --no-build-isolation --editable .
+
+sanitize: $(VENV)/installed $(VENV)/extra-dev  ## native tests under Address-, UndefinedBehavior- and ThreadSanitizer
+	sh tools/sanitize.sh address $(BIN)/python
+	sh tools/sanitize.sh thread $(BIN)/python
 
 docs: $(VENV)/extra-docs  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

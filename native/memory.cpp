@@ -6,10 +6,27 @@
 #include <stdexcept>
 #include <string>
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace forerun {
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
+
+// AddressSanitizer knows the ends of what malloc gives, not of what lies in a mapping: it is told here.
+#ifdef __SANITIZE_ADDRESS__
+void forbid(const void* start, size_t bytes) {
+    __asan_poison_memory_region(start, bytes);
+}
+void allow(const void* start, size_t bytes) {
+    __asan_unpoison_memory_region(start, bytes);
+}
+#else
+void forbid(const void*, size_t) {}
+void allow(const void*, size_t) {}
+#endif
 
 size_t round_up(size_t value, size_t unit) {
     return (value + unit - 1) / unit * unit;
@@ -30,10 +47,18 @@ HugeBuffer::HugeBuffer(size_t bytes) : bytes_(bytes) {
     // Whole huge pages only: the tail of a small buffer should not occupy 2 MiB. A refusal is no error.
     if (const size_t whole = bytes / kHugePage * kHugePage) madvise(data_, whole, MADV_HUGEPAGE);
 #endif
+    forbid(mapping_, mapping_bytes_);
+    allow(data_, bytes);
 }
 
 HugeBuffer::~HugeBuffer() {
-    if (mapping_) munmap(mapping_, mapping_bytes_);
+    if (!mapping_) return;
+    allow(mapping_, mapping_bytes_);  // the next mapping there is another's
+    munmap(mapping_, mapping_bytes_);
+}
+
+Arena::Arena(size_t bytes) : buffer_(bytes) {
+    forbid(buffer_.data(), bytes);
 }
 
 char* Arena::take(size_t bytes) {
@@ -43,6 +68,7 @@ char* Arena::take(size_t bytes) {
                                 std::to_string(bytes) + " more");
     }
     used_ = start + bytes;
+    allow(buffer_.data() + start, bytes);
     return buffer_.data() + start;
 }
 

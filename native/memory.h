@@ -32,7 +32,7 @@ class Arena {
   public:
     static constexpr size_t kAlignment = 64;
 
-    explicit Arena(size_t bytes) : buffer_(bytes) {}
+    explicit Arena(size_t bytes);
 
     // Zeroed bytes that live as long as the arena. Throws std::length_error when the arena is full.
     char* take(size_t bytes);
