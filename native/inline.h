@@ -6,6 +6,7 @@
 #pragma once
 
 #define FORERUN_INLINE static inline __attribute__((always_inline))
+#define FORERUN_MEMBER inline __attribute__((always_inline))  // the same for members of classes
 
 // FORERUN_UNROLL stands before a loop of fixed small count over vectors that should live in registers; left to itself
 // the compiler may keep such arrays in memory.

@@ -48,22 +48,22 @@ struct LinearArgs {
     size_t ldo;
 };
 
-// Panels side by side in linear layers over packed weights: unpacked at once by tables without tile products, and by
-// those with them for more than 32 rows.
+// Panels that tables without tile products unpack at once in linear layers over packed weights.
 constexpr int kUnpackedPanels = 4;
-constexpr int kMaxPackedPanels = 8;
-constexpr int kMaxPackedRowBlocks = 32;  // blocks of 16 rows that are multiplied by one unpacked range
-constexpr int kMaxRangeTiles = 64;       // inputs of a range; an unpacked pair of panels then takes 128 KiB
+constexpr int kMaxPackedBlocks = 32;  // of 16 rows that those with tile products multiply by what they unpack
+constexpr int kSumsPerTile = 3;
 
 // The same with weights in a packed format, see tile_formats.h.
 struct PackedLinearArgs {
-    const uint16_t* x;  // as in LinearArgs, or tiles where the table has tiles_inputs
+    const uint16_t* x;
     size_t ldx;
     int rows;
+    const float* sums;  // of inputs, where the table has round_rows_and_sum
+    size_t sum_floats;  // between blocks of 16 rows
     const uint8_t* panels;
     size_t panel_bytes;
     TileFormat format;
-    int k_tiles;
+    int k_tiles;  // of the format
     int columns;
     const float* bias;
     float* out;
@@ -126,14 +126,15 @@ struct KernelTable {
     const char* name;
     bool tiles_kv;  // it takes bfloat16 KV as tiles, see kv_store.h
 
-    bool tiles_inputs;  // linear_packed takes what round_rows_to_tiles makes
-
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
     void (*linear)(const LinearArgs& args, int panel_begin, int panel_end);
-    // To tiles of 16 rows, for linear_packed; null unless tiles_inputs.
-    void (*round_rows_to_tiles)(const float* x, size_t ldx, int rows, int width, uint16_t* out);
-    // `scratch` holds packed_scratch_bytes(tiles_inputs, k_tiles) bytes, 64-byte aligned, private to the thread.
+    // The same for rows [row_begin, row_end) and with sums of the rounded inputs, as linear_packed of this table needs
+    // them; null if it needs none. sums [R / 16][K / 32][kSumsPerTile][16], blocks of 16 rows `block_floats` apart: of
+    // 32 inputs, of the first 16, of the others.
+    void (*round_rows_and_sum)(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
+                               size_t ldo, float* sums, size_t block_floats);
+    // `scratch` holds packed_scratch_bytes(K) bytes, 64-byte aligned, private to the thread.
     void (*linear_packed)(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch);
     // out[r] = row tokens[r] of a packed [V, E] matrix.
     void (*embed)(const uint16_t* panels, int k_tiles, const int32_t* tokens, int rows, int width, float* out,
@@ -157,10 +158,12 @@ struct KernelTable {
     SamplingKernels sampling;
 };
 
-constexpr size_t packed_scratch_bytes(bool tiles_inputs, int k_tiles) {
-    const size_t tile_bytes = kTileElements * sizeof(uint16_t);
-    if (!tiles_inputs) return static_cast<size_t>(kUnpackedPanels) * static_cast<size_t>(k_tiles) * tile_bytes;
-    return 2 * kMaxRangeTiles * tile_bytes + size_t{kMaxPackedPanels} * kMaxPackedRowBlocks * kLanes * kLanes * 4;
+// A few panels as bfloat16, or the totals of blocks of rows for two panels.
+constexpr size_t packed_scratch_bytes(int inputs) {
+    const size_t panels =
+        static_cast<size_t>(kUnpackedPanels) * kLanes * static_cast<size_t>(inputs) * sizeof(uint16_t);
+    const size_t totals = size_t{2} * kMaxPackedBlocks * kLanes * kLanes * sizeof(float);
+    return panels > totals ? panels : totals;
 }
 
 constexpr int padded(int width) {

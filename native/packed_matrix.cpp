@@ -28,7 +28,7 @@ int checked(int64_t size) {
 
 size_t PackedMatrix::bytes(int64_t rows, int64_t cols, TileFormat format) {
     const TileShape shape = tile_shape(format);
-    const int64_t groups = ceil_div(cols, int64_t{kTileDepth} * shape.group_tiles);
+    const int64_t groups = tile_count(shape, cols) / shape.group_tiles;
     return static_cast<size_t>(ceil_div(rows, kLanes) * groups) * group_bytes(shape);
 }
 
@@ -36,7 +36,7 @@ PackedMatrix::PackedMatrix(Arena& arena, int64_t rows, int64_t cols, TileFormat 
     : format_(format),
       rows_(checked(rows)),
       cols_(checked(cols)),
-      k_tiles_(static_cast<int>(ceil_div(cols, kTileDepth))),
+      k_tiles_(tile_count(tile_shape(format), cols)),
       panels_(static_cast<int>(ceil_div(rows, kLanes))),
       panel_bytes_(bytes(kLanes, cols, format)),
       data_(nullptr) {

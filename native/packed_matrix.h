@@ -36,7 +36,7 @@ class PackedMatrix {
     // packs the rest of its panel.
     void pack_blocks(int64_t start, int64_t count, const uint8_t* blocks, ThreadPool& pool);
 
-    // Row `row` of W as float32, rounded to bfloat16.
+    // Row `row` of W as float32.
     void read_row(int row, float* out) const;
 
     TileFormat format() const { return format_; }

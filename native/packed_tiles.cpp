@@ -12,11 +12,11 @@ namespace {
 
 #include "kernels/tile_values.inl.h"
 
-// The numbers of 32 inputs of one row, as the file's block has them.
-struct GroupOf32 {
-    uint8_t codes[kTileDepth];
+// The numbers of a tile's inputs of one row, as the file's block has them.
+struct RowGroup {
+    uint8_t codes[kTileDepth] = {};
     uint16_t d = 0, m = 0;   // float16; of 256 inputs in the K formats
-    uint8_t scales[2] = {};  // K formats: scale and minimum, or the scales of both halves
+    uint8_t scales[2] = {};  // K formats: scale and minimum
 };
 
 void take_nibbles(const uint8_t* from, uint8_t* codes) {
@@ -40,8 +40,8 @@ uint16_t half_at(const uint8_t* from) {
 }
 
 // Blocks of 32: [d], [m], [fifth bits], codes.
-GroupOf32 read_block(TileFormat format, const uint8_t* block) {
-    GroupOf32 group;
+RowGroup read_block(TileFormat format, const uint8_t* block) {
+    RowGroup group;
     group.d = half_at(block);
     block += 2;
     if (format == TileFormat::kQ4_1 || format == TileFormat::kQ5_1) {
@@ -59,8 +59,8 @@ GroupOf32 read_block(TileFormat format, const uint8_t* block) {
 }
 
 // Q4_K and Q5_K, sub-block `part` of 8. See models/files/dequantise.py for where the file has its bits.
-GroupOf32 read_k_block(TileFormat format, const uint8_t* block, int part) {
-    GroupOf32 group;
+RowGroup read_k_block(TileFormat format, const uint8_t* block, int part) {
+    RowGroup group;
     group.d = half_at(block);
     group.m = half_at(block + 2);
     const uint8_t *first = block + 4, *second = block + 8, *third = block + 12;
@@ -76,23 +76,22 @@ GroupOf32 read_k_block(TileFormat format, const uint8_t* block, int part) {
     return group;
 }
 
-// Q6_K, 32 inputs from 32 * part on.
-GroupOf32 read_q6_block(const uint8_t* block, int part) {
-    GroupOf32 group;
+// Q6_K, 16 inputs from 16 * part on.
+RowGroup read_q6_block(const uint8_t* block, int part) {
+    RowGroup group;
     group.d = half_at(block + 208);
-    group.scales[0] = block[192 + 2 * part];
-    group.scales[1] = block[192 + 2 * part + 1];
-    const int i = part % 4;
-    const uint8_t* nibbles = block + part / 4 * 64 + i % 2 * kTileDepth;
-    const uint8_t* pairs = block + 128 + part / 4 * kTileDepth;
-    for (int k = 0; k < kTileDepth; ++k) {
+    group.scales[0] = block[192 + part];
+    const int i = part / 2 % 4, half = part % 2 * 16;
+    const uint8_t* nibbles = block + part / 8 * 64 + i % 2 * 32 + half;
+    const uint8_t* pairs = block + 128 + part / 8 * 32 + half;
+    for (int k = 0; k < 16; ++k) {
         const int nibble = i < 2 ? nibbles[k] & 15 : nibbles[k] >> 4;
         group.codes[k] = static_cast<uint8_t>(nibble | (pairs[k] >> 2 * i & 3) << 4);
     }
     return group;
 }
 
-GroupOf32 read_group(TileFormat format, const uint8_t* row, int tile) {
+RowGroup read_group(TileFormat format, const uint8_t* row, int tile) {
     const TileShape shape = tile_shape(format);
     const uint8_t* block = row + static_cast<size_t>(tile / shape.group_tiles) * shape.block_bytes;
     if (shape.group_tiles == 1) return read_block(format, block);
@@ -100,44 +99,63 @@ GroupOf32 read_group(TileFormat format, const uint8_t* row, int tile) {
     return format == TileFormat::kQ6_K ? read_q6_block(block, part) : read_k_block(format, block, part);
 }
 
-// Bits `shift` .. of every code, `width` wide, into words that hold 16 / width outputs each.
-void pack_bits(const GroupOf32* groups, const uint8_t* order, int shift, int width, uint8_t* to) {
-    const int per_word = 16 / width;
-    for (int line = 0; line < kLanes / per_word; ++line) {
-        uint16_t words[kTileDepth] = {};
-        for (int i = 0; i < per_word; ++i) {
-            const uint8_t* codes = groups[line * per_word + i].codes;
-            for (int k = 0; k < kTileDepth; ++k)
-                words[k] |= static_cast<uint16_t>((codes[order[k]] >> shift & ((1 << width) - 1)) << width * i);
-        }
-        std::memcpy(to + static_cast<size_t>(line) * sizeof words, words, sizeof words);
+// One word of every line: the codes of one input of all pairs. See tile_formats.h.
+void pack_words(TileFormat format, const uint8_t (&codes)[kTileDepth / 2], uint16_t* lines) {
+    switch (code_bits(format)) {
+        case 4:
+            for (int pair = 0; pair < 16; ++pair)
+                lines[pair / 4] |= static_cast<uint16_t>(codes[pair] << pair % 4 * 4);
+            break;
+        case 5:
+            for (int pair = 0; pair < 15; ++pair)
+                lines[pair / 3] |= static_cast<uint16_t>(codes[pair] << pair % 3 * 5);
+            for (int l = 0; l < 5; ++l)
+                lines[l] |= static_cast<uint16_t>((codes[15] >> l & 1) << 15);
+            break;
+        default:
+            for (int pair = 0; pair < 6; ++pair)
+                lines[pair / 2] |= static_cast<uint16_t>(codes[pair] << pair % 2 * 6);
+            for (int i = 0; i < 2; ++i) {
+                lines[i] |= static_cast<uint16_t>((codes[6 + i] & 15) << 12);
+                lines[2] |= static_cast<uint16_t>(codes[6 + i] >> 4 << (12 + 2 * i));
+            }
     }
 }
 
-void pack_tile(TileFormat format, const GroupOf32* groups, uint8_t* header, uint8_t* tile) {
+void pack_codes(TileFormat format, const RowGroup* groups, uint8_t* to) {
+    const TileShape shape = tile_shape(format);
+    if (format == TileFormat::kQ8_0) {
+        for (int k = 0; k < kTileDepth; ++k) {
+            for (int o = 0; o < kLanes; ++o)
+                to[k * kLanes + o] = groups[o].codes[k];
+        }
+        return;
+    }
+    for (int word = 0; word < 2 * kLanes; ++word) {
+        const uint8_t* codes = groups[word / 2].codes;
+        uint8_t column[kTileDepth / 2] = {};
+        for (int pair = 0; pair < shape.inputs / 2; ++pair)
+            column[pair] = codes[2 * pair + word % 2];
+        uint16_t lines[5] = {};
+        pack_words(format, column, lines);
+        const size_t num_lines = (shape.tile_bytes - shape.scale_bytes) / kLineBytes;
+        for (size_t l = 0; l < num_lines; ++l)
+            std::memcpy(to + l * kLineBytes + 2 * static_cast<size_t>(word), &lines[l], sizeof lines[l]);
+    }
+}
+
+void pack_tile(TileFormat format, const RowGroup* groups, uint8_t* header, uint8_t* tile) {
     const TileShape shape = tile_shape(format);
     const bool shared = shape.group_tiles > 1;
     uint8_t* const halves = shared ? header : tile;
-    const bool has_minimum = (shared ? shape.header_bytes : shape.scale_bytes) == 64;
     for (int o = 0; o < kLanes; ++o) {
         std::memcpy(halves + 2 * o, &groups[o].d, 2);
-        if (has_minimum) std::memcpy(halves + 32 + 2 * o, &groups[o].m, 2);
+        if (has_minimum(format)) std::memcpy(halves + 32 + 2 * o, &groups[o].m, 2);
         if (!shared) continue;
         tile[o] = groups[o].scales[0];
-        tile[kLanes + o] = groups[o].scales[1];
+        if (has_minimum(format)) tile[kLanes + o] = groups[o].scales[1];
     }
-    uint8_t* codes = tile + shape.scale_bytes;
-    uint8_t order[kTileDepth];
-    for (int k = 0; k < kTileDepth; ++k)
-        order[k] = static_cast<uint8_t>(format == TileFormat::kQ6_K ? k / 2 + k % 2 * kLanes : k);
-    const int upper_bits = static_cast<int>((shape.tile_bytes - shape.scale_bytes - kNibbleBytes) / kBitBytes);
-    if (format == TileFormat::kQ8_0) {
-        for (int o = 0; o < kLanes; ++o)
-            std::memcpy(codes + o * kTileDepth, groups[o].codes, kTileDepth);
-        return;
-    }
-    if (upper_bits > 0) pack_bits(groups, order, 4, upper_bits, codes);
-    pack_bits(groups, order, 0, 4, codes + upper_bits * kBitBytes);
+    pack_codes(format, groups, tile + shape.scale_bytes);
 }
 
 }  // namespace
@@ -145,12 +163,12 @@ void pack_tile(TileFormat format, const GroupOf32* groups, uint8_t* header, uint
 void pack_panel(TileFormat format, const uint8_t* rows, size_t row_bytes, int count, int tiles, uint8_t* panel) {
     const TileShape shape = tile_shape(format);
     for (int tile = 0; tile < tiles; ++tile) {
-        GroupOf32 groups[kLanes];
+        RowGroup groups[kLanes];
         for (int o = 0; o < kLanes; ++o) {
             if (o < count) {
                 groups[o] = read_group(format, rows + static_cast<size_t>(o) * row_bytes, tile);
             } else {
-                groups[o] = GroupOf32{};
+                groups[o] = RowGroup{};
             }
         }
         pack_tile(format, groups, panel + header_offset(shape, tile), panel + tile_offset(shape, tile));
@@ -159,11 +177,8 @@ void pack_panel(TileFormat format, const uint8_t* rows, size_t row_bytes, int co
 
 void read_lane(TileFormat format, const uint8_t* panel, int tiles, int lane, float* out) {
     const TileShape shape = tile_shape(format);
-    for (int tile = 0; tile < tiles; ++tile, out += kTileDepth) {
+    for (int tile = 0; tile < tiles; ++tile, out += shape.inputs)
         tile_values(format, panel + header_offset(shape, tile), panel + tile_offset(shape, tile), lane, out);
-        for (int k = 0; k < kTileDepth; ++k)
-            out[k] = float_from_bf16(bf16_from_float(out[k]));
-    }
 }
 
 }  // namespace forerun

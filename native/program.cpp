@@ -7,9 +7,9 @@ namespace forerun {
 
 namespace {
 
-// Bytes of weights that one task streams: long enough for the prefetchers, short enough to balance threads.
-constexpr size_t kLinearTaskBytes = size_t{128} << 10;
-constexpr size_t kSerialWork = 8192;  // elements below which waking threads costs more than it saves
+constexpr size_t kLinearTaskBytes = size_t{128} << 10;  // of weights that one task of a linear layer streams
+constexpr size_t kMaxThreadTasks = 64;                  // of a linear layer, for every thread
+constexpr size_t kSerialWork = 8192;                    // elements below which waking threads costs more than it saves
 constexpr size_t kMaxPartialFloats = size_t{2} << 20;
 
 [[noreturn]] void fail(const std::string& message) {
@@ -28,6 +28,14 @@ size_t spread_stride(int width, int unit) {
 
 int ceil_div(int value, int unit) {
     return (value + unit - 1) / unit;
+}
+
+// Sums of the inputs of a block of 16 rows.
+size_t sum_floats(int inputs) {
+    return static_cast<size_t>(ceil_div(inputs, kTileDepth)) * kSumsPerTile * kLanes;
+}
+size_t sum_floats(const PackedMatrix& matrix) {
+    return sum_floats(matrix.cols());
 }
 
 }  // namespace
@@ -103,14 +111,11 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
                 (bias < 0 || static_cast<int>(vectors_[static_cast<size_t>(bias)].size()) == matrix.rows()),
             "a bias must be as wide as its output");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
-    if (matrix.is_packed()) {
-        packed_scratch_bytes_ =
-            std::max(packed_scratch_bytes_, packed_scratch_bytes(table_.tiles_inputs, matrix.k_tiles()));
-    }
+    if (matrix.is_packed()) packed_scratch_bytes_ = packed_scratch_bytes(max_inputs_);
     const Op* const before = ops_.empty() ? nullptr : &ops_.back();
     const bool shares_input = before && before->kind == Kind::kLinear && before->a.buffer == x.buffer &&
                               before->a.column == x.column && before->a.width == x.width &&
-                              takes_tiles(*before->matrix) == takes_tiles(matrix);
+                              (needs_sums(*before->matrix) || !needs_sums(matrix));
     push(
         Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias, .shares_input = shares_input});
 }
@@ -196,7 +201,10 @@ void Program::finish(View logits) {
     std::vector<size_t> starts;
     for (const Buffer& b : buffers_)
         starts.push_back(take(b.stride * (b.on_outputs ? max_outputs_ : max_rows_)));
-    const size_t rounded = take(spread_stride(max_inputs_, kTileDepth) * padded(std::max(max_rows_, max_outputs_)) / 2);
+    const int most_rows = std::max(max_rows_, max_outputs_);
+    const size_t rounded = take(spread_stride(max_inputs_, kTileDepth) * padded(most_rows) / 2);
+    const size_t sums = take(
+        table_.round_rows_and_sum ? sum_floats(max_inputs_) * static_cast<size_t>(ceil_div(most_rows, kLanes)) : 0);
     const size_t scratch = take(scratch_floats_ * static_cast<size_t>(pool_.size()));
     const size_t partial = take(partial_floats_);
     const size_t packed_scratch = take(packed_scratch_bytes_ / sizeof(float) * static_cast<size_t>(pool_.size()));
@@ -206,6 +214,7 @@ void Program::finish(View logits) {
     for (size_t i = 0; i < buffers_.size(); ++i)
         buffers_[i].data = base + starts[i];
     rounded_ = reinterpret_cast<uint16_t*>(base + rounded);
+    sums_ = base + sums;
     scratch_ = base + scratch;
     partial_ = base + partial;
     packed_scratch_ = reinterpret_cast<char*>(base + packed_scratch);
@@ -314,28 +323,24 @@ void Program::run_op(const Op& op, const BatchArrays& batch, const KvStore& stor
 
 void Program::round_inputs(const Op& op, int rows) {
     const size_t ldx = spread_stride(op.matrix->cols(), kTileDepth);
-    if (!takes_tiles(*op.matrix)) {
-        for_rows(rows, static_cast<size_t>(op.a.width), [&](int begin, int end) {
+    for_rows(rows, 2 * static_cast<size_t>(op.a.width), [&](int begin, int end) {
+        if (needs_sums(*op.matrix)) {
+            table_.round_rows_and_sum(pointer(op.a), stride(op.a), begin, end, op.a.width, rounded_, ldx, sums_,
+                                      sum_floats(*op.matrix));
+        } else {
             table_.round_rows(pointer(op.a, begin), stride(op.a), end - begin, op.a.width,
                               rounded_ + static_cast<size_t>(begin) * ldx, ldx);
-        });
-        return;
-    }
-    const size_t block_elements = static_cast<size_t>(op.matrix->k_tiles()) * kTileElements;
-    for_rows(ceil_div(rows, kLanes), static_cast<size_t>(op.a.width) * std::min(rows, kLanes), [&](int begin, int end) {
-        table_.round_rows_to_tiles(pointer(op.a, begin * kLanes), stride(op.a),
-                                   std::min(rows, end * kLanes) - begin * kLanes, op.a.width,
-                                   rounded_ + static_cast<size_t>(begin) * block_elements);
+        }
     });
 }
 
-// An even number of panels a task, since kernels take them in pairs; a few tasks a thread, for balance.
-int Program::panels_per_task(const PackedMatrix& matrix, int rows) const {
-    const int by_bytes = static_cast<int>(std::min<size_t>(kLinearTaskBytes / matrix.panel_bytes(), 1 << 20));
-    const bool has_many_rows = rows > 2 * kLanes;
-    const int by_balance = matrix.panels() / ((has_many_rows ? 4 : 2) * pool_.size());
-    const int most = takes_tiles(matrix) && has_many_rows ? kMaxPackedPanels : 1 << 20;
-    return std::max(2, std::min({by_bytes, by_balance, most}) / 2 * 2);
+// Tasks of equal size, as many for every thread: large enough to stream, small enough to share the rest of a thread
+// that is held up.
+int Program::linear_tasks(const PackedMatrix& matrix) const {
+    const size_t bytes = matrix.panel_bytes() * static_cast<size_t>(matrix.panels());
+    const size_t each = bytes / (kLinearTaskBytes * static_cast<size_t>(pool_.size()));
+    const int tasks = static_cast<int>(std::clamp<size_t>(each, 2, kMaxThreadTasks)) * pool_.size();
+    return std::min(tasks, ceil_div(matrix.panels(), 2));
 }
 
 void Program::run_linear(const Op& op, int rows) {
@@ -349,6 +354,8 @@ void Program::run_linear(const Op& op, int rows) {
     const PackedLinearArgs packed{.x = rounded_,
                                   .ldx = ldx,
                                   .rows = rows,
+                                  .sums = sums_,
+                                  .sum_floats = sum_floats(matrix),
                                   .panels = matrix.tiles(),
                                   .panel_bytes = matrix.panel_bytes(),
                                   .format = matrix.format(),
@@ -357,9 +364,11 @@ void Program::run_linear(const Op& op, int rows) {
                                   .bias = bias,
                                   .out = pointer(op.out),
                                   .ldo = stride(op.out)};
-    const int panels = panels_per_task(matrix, rows);
-    run_tasks(ceil_div(matrix.panels(), panels), [&](int task, int thread) {
-        const int begin = task * panels, end = std::min(matrix.panels(), (task + 1) * panels);
+    const int64_t pairs = ceil_div(matrix.panels(), 2);  // kernels like panels in pairs
+    const int tasks = linear_tasks(matrix);
+    run_tasks(tasks, [&](int task, int thread) {
+        const int begin = static_cast<int>(2 * (pairs * task / tasks));
+        const int end = std::min(matrix.panels(), static_cast<int>(2 * (pairs * (task + 1) / tasks)));
         if (matrix.is_packed()) {
             table_.linear_packed(packed, begin, end,
                                  packed_scratch_ + packed_scratch_bytes_ * static_cast<size_t>(thread));

@@ -126,8 +126,8 @@ class Program {
     void run_op(const Op& op, const BatchArrays& batch, const KvStore& store);
     void run_linear(const Op& op, int rows);
     void round_inputs(const Op& op, int rows);
-    int panels_per_task(const PackedMatrix& matrix, int rows) const;
-    bool takes_tiles(const PackedMatrix& matrix) const { return table_.tiles_inputs && matrix.is_packed(); }
+    int linear_tasks(const PackedMatrix& matrix) const;
+    bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads);
     // pool_.run, with the times of every task where operations are timed.
@@ -157,6 +157,7 @@ class Program {
     size_t partial_floats_ = 0;
     std::unique_ptr<HugeBuffer> memory_;
     uint16_t* rounded_ = nullptr;     // bf16 inputs of the linear layer that runs
+    float* sums_ = nullptr;           // of those inputs, where the table needs them
     float* scratch_ = nullptr;        // per thread, for attention
     char* packed_scratch_ = nullptr;  // per thread, for linear layers
     float* partial_ = nullptr;        // attention states of spans computed apart

@@ -1,26 +1,32 @@
-// Packed weight formats: a model file's quantised numbers, bit for bit, in an order from which a tile of 16 outputs x
-// 32 inputs is unpacked to bfloat16 just before it is multiplied.
+// Packed weight formats: a model file's quantised numbers, bit for bit, in an order from which a tile of codes is
+// unpacked just before it is multiplied. Inputs of a tile share one scale per output, so the codes themselves are
+// multiplied, as the small whole numbers that they are, and the sums are scaled.
 //
 //   panel   16 outputs, all inputs; a row of groups
-//   group   one tile, or 8 tiles with a header where the file shares scales among 256 inputs (the K formats)
+//   group   one tile, or the tiles of 256 inputs with a header where the file shares scales among them (K formats)
 //   header  d of the 16 outputs, then dmin where the format has it, as float16
-//   tile    scales, then codes:
+//   tile    16 outputs x 32 inputs, in Q6_K x 16: scales, then lines of 32 words of 16 bits:
 //
-//   Q4_0    d [16] float16                              lines of nibbles
-//   Q4_1    d, m [16] float16                           lines of nibbles
-//   Q5_0    d [16] float16                              fifth bits, lines of nibbles
-//   Q5_1    d, m [16] float16                           fifth bits, lines of nibbles
-//   Q8_0    d [16] float16                              [16][32] int8
-//   Q4_K    scale [16], min [16] uint8                  lines of nibbles
-//   Q5_K    scale [16], min [16] uint8                  fifth bits, lines of nibbles
-//   Q6_K    scale [2][16] int8, one per 16 inputs       pairs of bits, lines of nibbles
+//   Q4_0    d [16] float16                 4 lines of nibbles
+//   Q4_1    d, m [16] float16              4 lines of nibbles
+//   Q5_0    d [16] float16                 5 lines of fives
+//   Q5_1    d, m [16] float16              5 lines of fives
+//   Q8_0    d [16] float16                 16 pairs of bytes
+//   Q4_K    scale [16], min [16] uint8     4 lines of nibbles
+//   Q5_K    scale [16], min [16] uint8     5 lines of fives
+//   Q6_K    scale [16] int8                3 lines of sixes
 //
-//   lines of nibbles  4 lines of 32 words: word k of line l holds input k of outputs 4l .. 4l+3, the lowest nibble
-//   first fifth bits        32 words: bit o of word k is that of input k of output o pairs of bits     2 lines of 32
-//   words: word k of line l holds those of outputs 8l .. 8l+7, the lowest pair first For Q6_K word k is input k/2 + 16
-//   (k % 2): the halves of 16 inputs with a scale each are the halves of dwords.
+// Word w of a line belongs to output w / 2. Together the lines hold the codes of 16 pairs of inputs (Q6_K: 8 pairs),
+// and w % 2 says which of the pair:
 //
-// A weight is bf16(d q + m) with d q exact in float32, so every way to compute it gives the same bits.
+//   nibbles  line l: pairs 4l .. 4l + 3, the lowest bits first
+//   fives    line l: pairs 3l .. 3l + 2 in bits 0 .. 14, the lowest first; bit 15 is bit l of pair 15
+//   sixes    line l: pairs 2l, 2l + 1 in bits 0 .. 11; bits 12 .. 15 of lines 0 and 1 are the lower four bits of pairs
+//            6 and 7, those of line 2 their upper two
+//
+//   bytes    of every pair: [16] int8 of its first input, then of its second
+//
+// A weight is d q + m with d q exact in float32.
 #pragma once
 
 #include <cstddef>
@@ -34,6 +40,7 @@ struct TileShape {
     const char* name;  // as GGUF calls it
     int block_inputs;  // of a block in the file
     size_t block_bytes;
+    int inputs;       // of a tile
     int group_tiles;  // tiles that share a header
     size_t header_bytes;
     size_t scale_bytes;  // of a tile, before its codes
@@ -41,31 +48,50 @@ struct TileShape {
     int zero_code;  // code of the number 0 before scaling
 };
 
-constexpr size_t kNibbleBytes = 256;  // of a tile
-constexpr size_t kBitBytes = 64;      // for every bit above the nibble
+constexpr size_t kLineBytes = 64;
 
 constexpr TileShape tile_shape(TileFormat format) {
     switch (format) {
         case TileFormat::kQ4_0:
-            return {"Q4_0", 32, 18, 1, 0, 32, 32 + kNibbleBytes, 8};
+            return {"Q4_0", 32, 18, 32, 1, 0, 32, 32 + 4 * kLineBytes, 8};
         case TileFormat::kQ4_1:
-            return {"Q4_1", 32, 20, 1, 0, 64, 64 + kNibbleBytes, 0};
+            return {"Q4_1", 32, 20, 32, 1, 0, 64, 64 + 4 * kLineBytes, 0};
         case TileFormat::kQ5_0:
-            return {"Q5_0", 32, 22, 1, 0, 32, 32 + kBitBytes + kNibbleBytes, 16};
+            return {"Q5_0", 32, 22, 32, 1, 0, 32, 32 + 5 * kLineBytes, 16};
         case TileFormat::kQ5_1:
-            return {"Q5_1", 32, 24, 1, 0, 64, 64 + kBitBytes + kNibbleBytes, 0};
+            return {"Q5_1", 32, 24, 32, 1, 0, 64, 64 + 5 * kLineBytes, 0};
         case TileFormat::kQ8_0:
-            return {"Q8_0", 32, 34, 1, 0, 32, 32 + 512, 0};
+            return {"Q8_0", 32, 34, 32, 1, 0, 32, 32 + 8 * kLineBytes, 0};
         case TileFormat::kQ4_K:
-            return {"Q4_K", 256, 144, 8, 64, 32, 32 + kNibbleBytes, 0};
+            return {"Q4_K", 256, 144, 32, 8, 64, 32, 32 + 4 * kLineBytes, 0};
         case TileFormat::kQ5_K:
-            return {"Q5_K", 256, 176, 8, 64, 32, 32 + kBitBytes + kNibbleBytes, 0};
+            return {"Q5_K", 256, 176, 32, 8, 64, 32, 32 + 5 * kLineBytes, 0};
         case TileFormat::kQ6_K:
-            return {"Q6_K", 256, 210, 8, 32, 32, 32 + 2 * kBitBytes + kNibbleBytes, 32};
+            return {"Q6_K", 256, 210, 16, 16, 32, 16, 16 + 3 * kLineBytes, 32};
         case TileFormat::kBf16:
             break;
     }
-    return {"BF16", 1, 2, 1, 0, 0, 1024, 0};
+    return {"BF16", 1, 2, 32, 1, 0, 0, 16 * kLineBytes, 0};
+}
+
+constexpr int code_bits(TileFormat format) {
+    switch (format) {
+        case TileFormat::kQ4_0:
+        case TileFormat::kQ4_1:
+        case TileFormat::kQ4_K:
+            return 4;
+        case TileFormat::kQ5_0:
+        case TileFormat::kQ5_1:
+        case TileFormat::kQ5_K:
+            return 5;
+        case TileFormat::kQ6_K:
+            return 6;
+        case TileFormat::kQ8_0:
+            return 8;
+        case TileFormat::kBf16:
+            break;
+    }
+    return 16;
 }
 
 // Something is added behind the scaled code.
@@ -73,18 +99,11 @@ constexpr bool has_minimum(TileFormat format) {
     return format == TileFormat::kQ4_1 || format == TileFormat::kQ5_1 || format == TileFormat::kQ4_K ||
            format == TileFormat::kQ5_K;
 }
-// Bits of a code above the nibble.
-constexpr int upper_bits(TileFormat format) {
-    switch (format) {
-        case TileFormat::kQ5_0:
-        case TileFormat::kQ5_1:
-        case TileFormat::kQ5_K:
-            return 1;
-        case TileFormat::kQ6_K:
-            return 2;
-        default:
-            return 0;
-    }
+
+// Tiles of a row of `inputs` weights, padded to whole groups.
+constexpr int tile_count(const TileShape& shape, int64_t inputs) {
+    const int64_t group_inputs = int64_t{shape.inputs} * shape.group_tiles;
+    return static_cast<int>((inputs + group_inputs - 1) / group_inputs * shape.group_tiles);
 }
 
 constexpr size_t group_bytes(const TileShape& shape) {

@@ -7,7 +7,7 @@ template <TileFormat F>
 static void unpack_panel(const PackedLinearArgs& args, int panel, uint16_t* out) {
     constexpr TileShape kShape = tile_shape(F);
     const uint8_t* const from = args.panels + static_cast<size_t>(panel) * args.panel_bytes;
-    for (int tile = 0; tile < args.k_tiles; ++tile, out += kTileElements) {
+    for (int tile = 0; tile < args.k_tiles; ++tile, out += kLanes * kShape.inputs) {
         const uint8_t* const at = from + tile_offset(kShape, tile);
         for (size_t line = 0; line < kShape.tile_bytes; line += 64)
             prefetch(at + kPackedAhead + line);
@@ -15,42 +15,46 @@ static void unpack_panel(const PackedLinearArgs& args, int panel, uint16_t* out)
     }
 }
 
-static void unpack_panel(const PackedLinearArgs& args, int panel, uint16_t* out) {
-    switch (args.format) {
+// f.operator()<F>() for the format at hand, any but bfloat16.
+template <class Function>
+FORERUN_INLINE void with_format(TileFormat format, const Function& f) {
+    switch (format) {
         case TileFormat::kQ4_0:
-            return unpack_panel<TileFormat::kQ4_0>(args, panel, out);
+            return f.template operator()<TileFormat::kQ4_0>();
         case TileFormat::kQ4_1:
-            return unpack_panel<TileFormat::kQ4_1>(args, panel, out);
+            return f.template operator()<TileFormat::kQ4_1>();
         case TileFormat::kQ5_0:
-            return unpack_panel<TileFormat::kQ5_0>(args, panel, out);
+            return f.template operator()<TileFormat::kQ5_0>();
         case TileFormat::kQ5_1:
-            return unpack_panel<TileFormat::kQ5_1>(args, panel, out);
+            return f.template operator()<TileFormat::kQ5_1>();
         case TileFormat::kQ8_0:
-            return unpack_panel<TileFormat::kQ8_0>(args, panel, out);
+            return f.template operator()<TileFormat::kQ8_0>();
         case TileFormat::kQ4_K:
-            return unpack_panel<TileFormat::kQ4_K>(args, panel, out);
+            return f.template operator()<TileFormat::kQ4_K>();
         case TileFormat::kQ5_K:
-            return unpack_panel<TileFormat::kQ5_K>(args, panel, out);
+            return f.template operator()<TileFormat::kQ5_K>();
         case TileFormat::kQ6_K:
-            return unpack_panel<TileFormat::kQ6_K>(args, panel, out);
+            return f.template operator()<TileFormat::kQ6_K>();
         case TileFormat::kBf16:
-            break;  // is not packed
+            break;
     }
 }
 
 static void linear_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
     uint16_t* const unpacked = reinterpret_cast<uint16_t*>(scratch);
-    const size_t panel_elements = static_cast<size_t>(args.k_tiles) * kTileElements;
+    const int k_tiles = args.k_tiles * tile_shape(args.format).inputs / kTileDepth;  // of bfloat16
+    const size_t panel_elements = static_cast<size_t>(k_tiles) * kTileElements;
     for (int panel = panel_begin; panel < panel_end; panel += kUnpackedPanels) {
         const int panels = panel_end - panel < kUnpackedPanels ? panel_end - panel : kUnpackedPanels;
         for (int p = 0; p < panels; ++p)
-            unpack_panel(args, panel + p, unpacked + p * panel_elements);
+            with_format(args.format,
+                        [&]<TileFormat F> { unpack_panel<F>(args, panel + p, unpacked + p * panel_elements); });
         const int column = panel * kLanes, left = args.columns - column;
         const LinearArgs some{args.x,
                               args.ldx,
                               args.rows,
                               unpacked,
-                              args.k_tiles,
+                              k_tiles,
                               left < panels * kLanes ? left : panels * kLanes,
                               args.bias ? args.bias + column : nullptr,
                               args.out + column,

@@ -1,322 +1,374 @@
-// Linear layers over packed weights on AMX tiles: 16 outputs x 32 inputs, unpacked to bfloat16 just before TDPBF16PS
-// multiplies them with 32 inputs x 16 rows. Weights are the first operand, because there a line of the tile holds the
-// weights of one group, which is what unpacks fast; so a result tile is [16 outputs][16 rows], transposed on its way
-// out.
+// Linear layers over packed weights on AMX tiles. Codes are unpacked to bfloat16, TDPBF16PS multiplies 16 rows x 32
+// inputs (16 in Q6_K) with them, and the product of each tile is scaled in float32 while it is added up:
 //
-// An output is one element of one accumulator tile that takes the input tiles in ascending order, whatever the number
-// of rows, as in linear_amx.inl.h: the products and their order are the same, hence the bits.
+//   total = 0;  for each tile in ascending order:  total = fma(product, d, total), then fma(sum of inputs, m, total)
 //
-// Up to 32 rows a pair of panels is unpacked one tile ahead of the products, so that unpacking, multiplying and the
-// weights' way from memory overlap. More rows unpack a range of a pair of panels once, into the level 2 cache, and
-// multiply all rows by it; accumulators rest in `scratch` between ranges.
+// where the second term is there if the format has a minimum, or if unpacking added something to the codes. A total
+// depends on nothing but its row and its output, and the order is the same on both paths below, hence the bits.
 //
-// Inputs come as tiles: [R / 16][k_tiles][16 pairs][16 rows] pairs of bfloat16. Rows that pad the last block may hold
-// anything, since a column of a product depends on no other column.
+// Up to 16 rows keep their totals in registers and pass once over a panel, unpacking, multiplying and adding three
+// tiles apart from each other so that all of it overlaps with the weights' way from memory. More rows take a few tiles
+// of two panels at a time: unpacked once, multiplied by one block of 16 rows after the other.
 
-constexpr size_t kPrefetchBytes = 2048;  // ahead of the tile in use, per panel
-constexpr int kRangeInputTiles = 1024;   // 1 KiB tiles of inputs that stay in the level 2 cache
+constexpr size_t kPackedPrefetch = 4096;               // bytes ahead of the tile in use
+constexpr size_t kResidentInputs = size_t{512} << 10;  // bytes of inputs that stay in the level 2 cache
+constexpr int kRing = 4;                               // tiles between unpacking and adding up
+constexpr int kRangeTiles = 4;  // of two panels, unpacked for many rows: all stays in the level 1 cache
 
-FORERUN_INLINE void configure_full_tiles() {
-    configure_tiles(kLanes, kLanes);
+template <TileFormat F>
+constexpr bool kAddsSums = has_minimum(F) || code_excess(F) != 0;
+
+// Puts an array in memory: gcc's tile loads do not say that they read it.
+template <class Array>
+FORERUN_INLINE void finish_stores(const Array& array) {
+    __asm__ volatile("" : : "m"(array));
 }
 
-static void transpose_16x16(const float* from, __m512 (&rows)[kLanes]) {
-    __m512 t[kLanes];
-    for (int i = 0; i < kLanes; i += 2) {
-        const __m512 a = _mm512_load_ps(from + i * kLanes), b = _mm512_load_ps(from + (i + 1) * kLanes);
-        t[i] = _mm512_unpacklo_ps(a, b);
-        t[i + 1] = _mm512_unpackhi_ps(a, b);
-    }
-    for (int i = 0; i < kLanes; i += 4) {
-        const __m512d a = _mm512_castps_pd(t[i]), b = _mm512_castps_pd(t[i + 1]);
-        const __m512d c = _mm512_castps_pd(t[i + 2]), d = _mm512_castps_pd(t[i + 3]);
-        rows[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-        rows[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-        rows[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-        rows[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-    }
-    // rows[4 g + j] has columns j, 4 + j, 8 + j, 12 + j of lines 4 g .. 4 g + 3.
-    for (int j = 0; j < 4; ++j) {
-        t[j] = _mm512_shuffle_f32x4(rows[j], rows[4 + j], 0x88);
-        t[4 + j] = _mm512_shuffle_f32x4(rows[j], rows[4 + j], 0xdd);
-        t[8 + j] = _mm512_shuffle_f32x4(rows[8 + j], rows[12 + j], 0x88);
-        t[12 + j] = _mm512_shuffle_f32x4(rows[8 + j], rows[12 + j], 0xdd);
-    }
-    for (int j = 0; j < 4; ++j) {
-        rows[j] = _mm512_shuffle_f32x4(t[j], t[8 + j], 0x88);
-        rows[8 + j] = _mm512_shuffle_f32x4(t[j], t[8 + j], 0xdd);
-        rows[4 + j] = _mm512_shuffle_f32x4(t[4 + j], t[12 + j], 0x88);
-        rows[12 + j] = _mm512_shuffle_f32x4(t[4 + j], t[12 + j], 0xdd);
-    }
+struct TileScale {
+    __m512 d, m;
+};
+
+template <TileFormat F>
+FORERUN_INLINE TileScale tile_scale_vectors(const uint8_t* header, const uint8_t* tile) {
+    const LaneScales scales = lane_scales<F>(header, tile);
+    if constexpr (code_excess(F) == 0) return {scales.scale.v, scales.minimum.v};
+    return {scales.scale.v, _mm512_mul_ps(scales.scale.v, _mm512_set1_ps(-static_cast<float>(code_excess(F))))};
 }
 
-// Inputs of `rows` rows to blocks of tiles; `out` starts with the block of the first row.
-static void round_rows_to_tiles(const float* x, size_t ldx, int rows, int width, uint16_t* out) {
-    const int tiles = (width + kTileDepth - 1) / kTileDepth;
-    for (int row = 0; row < rows; row += kLanes) {
-        const int count = rows - row < kLanes ? rows - row : kLanes;
-        for (int tile = 0; tile < tiles; ++tile, out += kTileElements) {
-            alignas(64) float pairs[kLanes * kLanes];
-            for (int r = 0; r < kLanes; ++r) {
-                const float* from = x + static_cast<size_t>(row + (r < count ? r : 0)) * ldx + tile * kTileDepth;
-                const int left = width - tile * kTileDepth;
-                _mm512_store_si512(pairs + r * kLanes,
-                                   round_pair(load_first(from, left).v, load_first(from + kLanes, left - kLanes).v));
-                if (r + 1 == count && count == 1) break;
-            }
-            if (count == 1) {
-                const __m512i first =
-                    _mm512_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 240);
-                _mm512_i32scatter_ps(out, first, _mm512_load_ps(pairs), 4);
-                continue;
-            }
-            __m512 lines[kLanes];
-            transpose_16x16(pairs, lines);
-            for (int i = 0; i < kLanes; ++i)
-                _mm512_store_ps(out + i * 2 * kLanes, lines[i]);
-        }
-    }
+// Where the sums of 16 rows' inputs of a tile begin, see round_rows_and_sum.
+template <TileFormat F>
+FORERUN_INLINE const float* tile_sums(const float* sums, int tile) {
+    return sums +
+           (tile_shape(F).inputs == kTileDepth ? kSumsPerTile * tile : tile / 2 * kSumsPerTile + tile % 2 + 1) * kLanes;
 }
 
-// A result tile [16 outputs][16 rows] to rows of `out`, with the bias.
-static void store_result(const PackedLinearArgs& args, const float* tile, int panel, int row_block) {
-    const int column = panel * kLanes, lanes = args.columns - column, first = row_block * kLanes;
-    const int rows = args.rows - first < kLanes ? args.rows - first : kLanes;
-    float* out = args.out + static_cast<size_t>(first) * args.ldo + column;
-    const __m512 bias = args.bias ? load_first(args.bias + column, lanes).v : _mm512_setzero_ps();
-    __m512 lines[kLanes];
-    if (rows == 1) {
-        alignas(64) float line[kLanes];
-        for (int i = 0; i < kLanes; ++i)
-            line[i] = tile[i * kLanes];
-        lines[0] = _mm512_load_ps(line);
-    } else {
-        transpose_16x16(tile, lines);
-    }
-    for (int r = 0; r < rows; ++r)
-        store_first(out + r * args.ldo, Vec{args.bias ? _mm512_add_ps(lines[r], bias) : lines[r]}, lanes);
+FORERUN_INLINE float add_lanes(__m512 values) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-FORERUN_INLINE const uint16_t* input_tiles(const PackedLinearArgs& args, int row_block, int tile) {
-    return args.x + (static_cast<size_t>(row_block) * args.k_tiles + tile) * kTileElements;
-}
-
-// Accumulators 0-3 as [panel][row block], inputs 4-5 by row block, weights 6-7 by panel.
-template <int PANELS, int ROW_BLOCKS>
-FORERUN_INLINE void multiply_unpacked(const uint16_t* weights0, const uint16_t* weights1, const uint16_t* x0,
-                                      const uint16_t* x1) {
-    _tile_loadd(4, x0, 64);
-    _tile_loadd(6, weights0, 64);
-    _tile_dpbf16ps(0, 6, 4);
-    if constexpr (PANELS == 2) {
-        _tile_loadd(7, weights1, 64);
-        _tile_dpbf16ps(2, 7, 4);
-    }
-    if constexpr (ROW_BLOCKS == 2) {
-        _tile_loadd(5, x1, 64);
-        _tile_dpbf16ps(1, 6, 5);
-        if constexpr (PANELS == 2) _tile_dpbf16ps(3, 7, 5);
-    }
-}
-
-template <int PANELS, int ROW_BLOCKS>
-FORERUN_INLINE void zero_accumulators() {
-    _tile_zero(0);
-    if constexpr (ROW_BLOCKS == 2) _tile_zero(1);
-    if constexpr (PANELS == 2) _tile_zero(2);
-    if constexpr (PANELS == 2 && ROW_BLOCKS == 2) _tile_zero(3);
-}
-
-// results[panel][row block], `panel_floats` between panels.
-template <int PANELS, int ROW_BLOCKS>
-FORERUN_INLINE void store_accumulators(float* results, size_t panel_floats) {
-    _tile_stored(0, results, 64);
-    if constexpr (ROW_BLOCKS == 2) _tile_stored(1, results + kLanes * kLanes, 64);
-    if constexpr (PANELS == 2) _tile_stored(2, results + panel_floats, 64);
-    if constexpr (PANELS == 2 && ROW_BLOCKS == 2) _tile_stored(3, results + panel_floats + kLanes * kLanes, 64);
-}
-
-template <int PANELS, int ROW_BLOCKS>
-FORERUN_INLINE void load_accumulators(const float* results, size_t panel_floats) {
-    _tile_loadd(0, results, 64);
-    if constexpr (ROW_BLOCKS == 2) _tile_loadd(1, results + kLanes * kLanes, 64);
-    if constexpr (PANELS == 2) _tile_loadd(2, results + panel_floats, 64);
-    if constexpr (PANELS == 2 && ROW_BLOCKS == 2) _tile_loadd(3, results + panel_floats + kLanes * kLanes, 64);
-}
-
-// ---- up to 32 rows ----
-
-template <TileFormat F, int PANELS, int ROW_BLOCKS>
-static void multiply_few_rows(const PackedLinearArgs& args, int panel) {
-    constexpr TileShape kShape = tile_shape(F);
-    alignas(64) uint16_t unpacked[2][PANELS][kTileElements];
-    alignas(64) float results[PANELS][ROW_BLOCKS][kLanes * kLanes];
-    const uint8_t* const data = args.panels + static_cast<size_t>(panel) * args.panel_bytes;
-    const auto unpack = [&](int tile) __attribute__((always_inline)) {
-        const size_t header = header_offset(kShape, tile), at = tile_offset(kShape, tile);
-        // Behind the end of its panel a stream goes on in the panel after the pair.
-        const size_t ahead =
-            at + kPrefetchBytes + (at + kPrefetchBytes < args.panel_bytes ? 0 : (PANELS - 1) * args.panel_bytes);
-        FORERUN_UNROLL
-        for (int p = 0; p < PANELS; ++p) {
-            const uint8_t* const from = data + p * args.panel_bytes;
-            for (size_t line = 0; line < kShape.tile_bytes; line += 64)
-                prefetch(from + ahead + line);
-            unpack_tile<F>(from + header, from + at, unpacked[tile & 1][p]);
-        }
+static void round_rows_and_sum(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
+                               size_t ldo, float* sums, size_t block_floats) {
+    const auto widen = [](__m512i rounded, int half) __attribute__((always_inline)) {
+        const __m256i words = half ? _mm512_extracti64x4_epi64(rounded, 1) : _mm512_castsi512_si256(rounded);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
     };
-    zero_accumulators<PANELS, ROW_BLOCKS>();
-    unpack(0);
-    for (int tile = 0; tile < args.k_tiles; ++tile) {
-        if (tile + 1 < args.k_tiles) unpack(tile + 1);
-        const uint16_t* const weights = unpacked[tile & 1][0];
-        multiply_unpacked<PANELS, ROW_BLOCKS>(weights, weights + kTileElements * (PANELS - 1),
-                                              input_tiles(args, 0, tile), input_tiles(args, ROW_BLOCKS - 1, tile));
-    }
-    store_accumulators<PANELS, ROW_BLOCKS>(results[0][0], ROW_BLOCKS * kLanes * kLanes);
-    for (int p = 0; p < PANELS; ++p) {
-        for (int block = 0; block < ROW_BLOCKS; ++block)
-            store_result(args, results[p][block], panel + p, block);
+    for (int row = row_begin; row < row_end; ++row) {
+        const float* from = x + static_cast<size_t>(row) * ldx;
+        uint16_t* to = out + static_cast<size_t>(row) * ldo;
+        float* sum = sums + static_cast<size_t>(row / kLanes) * block_floats + row % kLanes;
+        for (int i = 0; i < static_cast<int>(ldo); i += kTileDepth, sum += kSumsPerTile * kLanes) {
+            const __m512i rounded =
+                round_pair(load_first(from + i, width - i).v, load_first(from + i + kLanes, width - i - kLanes).v);
+            _mm512_storeu_si512(to + i, rounded);
+            if (i >= width) continue;
+            sum[kLanes] = add_lanes(widen(rounded, 0));
+            sum[2 * kLanes] = add_lanes(widen(rounded, 1));
+            sum[0] = sum[kLanes] + sum[2 * kLanes];
+        }
     }
 }
 
-template <TileFormat F, int ROW_BLOCKS>
+// Products 0-3, inputs 4-5 (`rows` rows), codes 6-7.
+template <TileFormat F>
+FORERUN_INLINE void configure_packed(int rows) {
+    TileConfig config;
+    for (int tile = 0; tile < 4; ++tile)
+        config.set(tile, rows, 64);
+    config.set(4, rows, 2 * tile_shape(F).inputs);
+    config.set(5, rows, 2 * tile_shape(F).inputs);
+    config.set(6, tile_shape(F).inputs / 2, 64);
+    config.set(7, tile_shape(F).inputs / 2, 64);
+    config.load();
+}
+
+template <TileFormat F>
+FORERUN_INLINE __m512 add_product(__m512 total, const float* product, TileScale scale, const float* sum) {
+    total = _mm512_fmadd_ps(_mm512_load_ps(product), scale.d, total);
+    if constexpr (kAddsSums<F>) total = _mm512_fmadd_ps(_mm512_set1_ps(*sum), scale.m, total);
+    return total;
+}
+
+// Totals [16][16] of a block of rows to `out`, with the bias.
+static void store_totals(const PackedLinearArgs& args, const float* totals, int block, int panel) {
+    const int column = panel * kLanes, lanes = args.columns - column, first = block * kLanes;
+    const int rows = args.rows - first < kLanes ? args.rows - first : kLanes;
+    const Vec bias = args.bias ? load_first(args.bias + column, lanes) : zero();
+    for (int r = 0; r < rows; ++r) {
+        const Vec total = load(totals + r * kLanes);
+        store_first(args.out + static_cast<size_t>(first + r) * args.ldo + column, args.bias ? total + bias : total,
+                    lanes);
+    }
+}
+
+// ---- up to 16 rows ----
+
+// Product PLACE of the ring to memory. Tiles go by names that the assembler sees, hence the cases.
+template <int PLACE>
+FORERUN_INLINE void store_product(float* to) {
+    if constexpr (PLACE == 0) _tile_stored(0, to, 64);
+    if constexpr (PLACE == 1) _tile_stored(1, to, 64);
+    if constexpr (PLACE == 2) _tile_stored(2, to, 64);
+    if constexpr (PLACE == 3) _tile_stored(3, to, 64);
+}
+
+FORERUN_INLINE void load_inputs(const uint16_t* x, size_t ldx) {
+    _tile_loadd(4, x, ldx * sizeof(uint16_t));
+}
+
+template <int PLACE>
+FORERUN_INLINE void multiply_inputs(const uint16_t* codes) {
+    _tile_loadd(6, codes, 64);
+    if constexpr (PLACE == 0) {
+        _tile_zero(0);
+        _tile_dpbf16ps(0, 4, 6);
+    } else if constexpr (PLACE == 1) {
+        _tile_zero(1);
+        _tile_dpbf16ps(1, 4, 6);
+    } else if constexpr (PLACE == 2) {
+        _tile_zero(2);
+        _tile_dpbf16ps(2, 4, 6);
+    } else {
+        _tile_zero(3);
+        _tile_dpbf16ps(3, 4, 6);
+    }
+}
+
+// A pass of at most ROWS rows over one panel. Functions instead of lambdas that call each other, and `total` apart:
+// gcc 12 would keep it in memory.
+template <TileFormat F, int ROWS>
+struct FewRows {
+    static constexpr TileShape kShape = tile_shape(F);
+    const PackedLinearArgs& args;
+    const uint8_t* panel;
+    uint16_t (&codes)[kRing][kLanes * kShape.inputs];
+    float (&products)[kRing][ROWS * kLanes];
+};
+
+template <TileFormat F, int ROWS>
+FORERUN_INLINE void unpack_next(const FewRows<F, ROWS>& pass, __m512i values, int tile) {
+    constexpr TileShape kShape = tile_shape(F);
+    const uint8_t* const at = pass.panel + tile_offset(kShape, tile);
+    FORERUN_UNROLL
+    for (size_t line = 0; line < kShape.tile_bytes; line += 64)
+        prefetch(at + kPackedPrefetch + line);
+    unpack_codes<F>(at + kShape.scale_bytes, values, pass.codes[tile & (kRing - 1)]);
+}
+
+template <int PLACE, TileFormat F, int ROWS>
+FORERUN_INLINE void add_tile(const FewRows<F, ROWS>& pass, __m512 (&total)[ROWS], int tile) {
+    constexpr TileShape kShape = tile_shape(F);
+    store_product<PLACE>(pass.products[PLACE]);
+    const TileScale scale =
+        tile_scale_vectors<F>(pass.panel + header_offset(kShape, tile), pass.panel + tile_offset(kShape, tile));
+    const float* const sums = tile_sums<F>(pass.args.sums, tile);
+    FORERUN_UNROLL
+    for (int r = 0; r < ROWS; ++r)
+        total[r] = add_product<F>(total[r], pass.products[PLACE] + r * kLanes, scale, sums + r);
+}
+
+// PLACE is the place of `tile` in the ring, free again once what was there is added up.
+template <int PLACE, TileFormat F, int ROWS>
+FORERUN_INLINE void pass_tile(const FewRows<F, ROWS>& pass, __m512i values, __m512 (&total)[ROWS], int tile) {
+    if (tile >= kRing) add_tile<PLACE>(pass, total, tile - kRing);
+    finish_stores(pass.codes[PLACE]);
+    load_inputs(pass.args.x + static_cast<size_t>(tile) * tile_shape(F).inputs, pass.args.ldx);
+    multiply_inputs<PLACE>(pass.codes[PLACE]);
+    if (tile + kRing - 1 < pass.args.k_tiles) unpack_next(pass, values, tile + kRing - 1);
+}
+
+template <TileFormat F, int ROWS>
+static void multiply_few_rows(const PackedLinearArgs& args, int panel) {
+    alignas(64) uint16_t codes[kRing][kLanes * tile_shape(F).inputs];
+    alignas(64) float products[kRing][ROWS * kLanes];
+    const FewRows<F, ROWS> pass{args, args.panels + static_cast<size_t>(panel) * args.panel_bytes, codes, products};
+    const __m512i values = code_values<F>();
+    const int tiles = args.k_tiles;
+    __m512 total[ROWS];
+    FORERUN_UNROLL
+    for (int r = 0; r < ROWS; ++r)
+        total[r] = _mm512_setzero_ps();
+    for (int tile = 0; tile < kRing - 1 && tile < tiles; ++tile)
+        unpack_next(pass, values, tile);
+    for (int tile = 0; tile < tiles; tile += kRing) {
+        pass_tile<0>(pass, values, total, tile);
+        if (tile + 1 < tiles) pass_tile<1>(pass, values, total, tile + 1);
+        if (tile + 2 < tiles) pass_tile<2>(pass, values, total, tile + 2);
+        if (tile + 3 < tiles) pass_tile<3>(pass, values, total, tile + 3);
+    }
+    for (int tile = tiles < kRing ? 0 : tiles - kRing; tile < tiles; ++tile) {
+        switch (tile & (kRing - 1)) {
+            case 0:
+                add_tile<0>(pass, total, tile);
+                break;
+            case 1:
+                add_tile<1>(pass, total, tile);
+                break;
+            case 2:
+                add_tile<2>(pass, total, tile);
+                break;
+            default:
+                add_tile<3>(pass, total, tile);
+        }
+    }
+    FORERUN_UNROLL
+    for (int r = 0; r < ROWS; ++r)
+        _mm512_store_ps(products[0] + r * kLanes, total[r]);
+    store_totals(args, products[0], 0, panel);
+}
+
+template <TileFormat F, int ROWS>
 static void multiply_few_rows(const PackedLinearArgs& args, int panel_begin, int panel_end) {
-    int panel = panel_begin;
-    for (; panel + 2 <= panel_end; panel += 2)
-        multiply_few_rows<F, 2, ROW_BLOCKS>(args, panel);
-    if (panel < panel_end) multiply_few_rows<F, 1, ROW_BLOCKS>(args, panel);
+    if constexpr (ROWS > 1) {
+        if (args.rows <= ROWS / 2) return multiply_few_rows<F, ROWS / 2>(args, panel_begin, panel_end);
+    }
+    configure_packed<F>(ROWS);
+    for (int panel = panel_begin; panel < panel_end; ++panel)
+        multiply_few_rows<F, ROWS>(args, panel);
 }
 
 // ---- more ----
 
-struct PackedRange {
-    int tile, tiles;            // of the inputs
-    int row_block, row_blocks;  // of the rows
+// A range of tiles of one or two panels, unpacked.
+template <TileFormat F>
+struct UnpackedRange {
+    static constexpr int kTileWords = kLanes * tile_shape(F).inputs;
+    int first, tiles;
+    alignas(64) uint16_t codes[2][kRangeTiles][kTileWords];
+    TileScale scales[2][kRangeTiles];
 };
 
-// results [panels][row_blocks][16][16]
-template <TileFormat F, int PANELS>
-static void multiply_range(const PackedLinearArgs& args, const PackedRange& range, int panel, uint16_t* unpacked,
-                           float* results) {
+template <TileFormat F>
+static void unpack_range(const PackedLinearArgs& args, int panel, int panels, UnpackedRange<F>& range) {
     constexpr TileShape kShape = tile_shape(F);
-    for (int p = 0; p < PANELS; ++p) {
+    const __m512i values = code_values<F>();
+    for (int p = 0; p < panels; ++p) {
         const uint8_t* const from = args.panels + static_cast<size_t>(panel + p) * args.panel_bytes;
-        for (int tile = 0; tile < range.tiles; ++tile) {
-            const size_t at = tile_offset(kShape, range.tile + tile);
-            unpack_tile<F>(from + header_offset(kShape, range.tile + tile), from + at,
-                           unpacked + (static_cast<size_t>(p) * kMaxRangeTiles + tile) * kTileElements);
+        for (int i = 0; i < range.tiles; ++i) {
+            const uint8_t* const at = from + tile_offset(kShape, range.first + i);
+            for (size_t line = 0; line < kShape.tile_bytes; line += 64)
+                prefetch(at + kPackedPrefetch + line);
+            unpack_codes<F>(at + kShape.scale_bytes, values, range.codes[p][i]);
+            range.scales[p][i] = tile_scale_vectors<F>(from + header_offset(kShape, range.first + i), at);
         }
     }
-    const size_t panel_floats = static_cast<size_t>(range.row_blocks) * kLanes * kLanes;
-    const auto multiply = [&]<int ROW_BLOCKS>(int block) __attribute__((always_inline)) {
-        float* const at = results + static_cast<size_t>(block) * kLanes * kLanes;
-        if (range.tile == 0) {
-            zero_accumulators<PANELS, ROW_BLOCKS>();
-        } else {
-            load_accumulators<PANELS, ROW_BLOCKS>(at, panel_floats);
-        }
-        const uint16_t* weights = unpacked;
-        const uint16_t* x0 = input_tiles(args, range.row_block + block, range.tile);
-        const uint16_t* x1 = input_tiles(args, range.row_block + block + ROW_BLOCKS - 1, range.tile);
-        for (int tile = 0; tile < range.tiles; ++tile) {
-            for (int line = 0; line < kTileElements; line += 2 * kLanes) {  // of the next inputs
-                prefetch(x0 + kTileElements + line);
-                if constexpr (ROW_BLOCKS == 2) prefetch(x1 + kTileElements + line);
+    finish_stores(range.codes);
+}
+
+typedef float Products[2][kRangeTiles][kLanes * kLanes];  // [panel][tile][row][output]
+
+// Tile i of the range times 16 rows, into products EVEN and EVEN + 1 (0 or 2) once those of two tiles before are
+// stored.
+template <int EVEN, int PANELS, TileFormat F>
+FORERUN_INLINE void multiply_tile(const UnpackedRange<F>& range, const uint16_t* x, size_t ldx, Products& products,
+                                  int i) {
+    if (i >= 2) {
+        store_product<EVEN>(products[0][i - 2]);
+        if constexpr (PANELS == 2) store_product<EVEN + 1>(products[1][i - 2]);
+    }
+    load_inputs(x + i * tile_shape(F).inputs, ldx);
+    multiply_inputs<EVEN>(range.codes[0][i]);
+    if constexpr (PANELS == 2) multiply_inputs<EVEN + 1>(range.codes[1][i]);
+}
+
+template <int EVEN, int PANELS>
+FORERUN_INLINE void store_tile(Products& products, int i) {
+    store_product<EVEN>(products[0][i]);
+    if constexpr (PANELS == 2) store_product<EVEN + 1>(products[1][i]);
+}
+
+template <int PANELS, TileFormat F>
+FORERUN_INLINE void multiply_range(const UnpackedRange<F>& range, const uint16_t* x, size_t ldx, Products& products) {
+    const int tiles = range.tiles;
+    for (int i = 0; i < tiles; i += 2) {
+        multiply_tile<0, PANELS>(range, x, ldx, products, i);
+        if (i + 1 < tiles) multiply_tile<2, PANELS>(range, x, ldx, products, i + 1);
+    }
+    const bool is_odd = tiles & 1;
+    if (is_odd) {
+        if (tiles > 1) store_tile<2, PANELS>(products, tiles - 2);
+        store_tile<0, PANELS>(products, tiles - 1);
+    } else {
+        store_tile<0, PANELS>(products, tiles - 2);
+        store_tile<2, PANELS>(products, tiles - 1);
+    }
+}
+
+// Adds the products of a panel to totals [16][16], which start with the first tile.
+template <TileFormat F>
+FORERUN_INLINE void add_range(const UnpackedRange<F>& range, int p,
+                              const float (&products)[kRangeTiles][kLanes * kLanes], const float* sums, float* totals) {
+    __m512 total[kLanes];
+    FORERUN_UNROLL
+    for (int r = 0; r < kLanes; ++r)
+        total[r] = range.first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(totals + r * kLanes);
+    for (int i = 0; i < range.tiles; ++i) {
+        const TileScale scale = range.scales[p][i];
+        const float* const sum = tile_sums<F>(sums, range.first + i);
+        FORERUN_UNROLL
+        for (int r = 0; r < kLanes; ++r)
+            total[r] = add_product<F>(total[r], products[i] + r * kLanes, scale, sum + r);
+    }
+    FORERUN_UNROLL
+    for (int r = 0; r < kLanes; ++r)
+        _mm512_store_ps(totals + r * kLanes, total[r]);
+}
+
+// Blocks of rows from `first` to `end`. totals [end - first][PANELS][16][16], private to the thread
+template <TileFormat F, int PANELS>
+static void multiply_many_rows(const PackedLinearArgs& args, int panel, int first, int end, float* totals) {
+    UnpackedRange<F> range;
+    alignas(64) Products products;
+    const int ranges = (args.k_tiles + kRangeTiles - 1) / kRangeTiles;
+    for (int i = 0; i < ranges; ++i) {
+        range.first = args.k_tiles * i / ranges;
+        range.tiles = args.k_tiles * (i + 1) / ranges - range.first;
+        unpack_range(args, panel, PANELS, range);
+        const uint16_t* x =
+            args.x + first * kLanes * args.ldx + static_cast<size_t>(range.first) * tile_shape(F).inputs;
+        const float* sums = args.sums + first * args.sum_floats;
+        float* total = totals;
+        for (int block = first; block < end; ++block) {
+            multiply_range<PANELS>(range, x, args.ldx, products);
+            for (int p = 0; p < PANELS; ++p, total += kLanes * kLanes) {
+                add_range(range, p, products[p], sums, total);
+                if (i + 1 == ranges) store_totals(args, total, block, panel + p);
             }
-            multiply_unpacked<PANELS, ROW_BLOCKS>(weights, weights + kMaxRangeTiles * kTileElements, x0, x1);
-            weights += kTileElements;
-            x0 += kTileElements;
-            x1 += kTileElements;
+            x += kLanes * args.ldx;
+            sums += args.sum_floats;
         }
-        if (range.tile + range.tiles < args.k_tiles) {
-            store_accumulators<PANELS, ROW_BLOCKS>(at, panel_floats);
-            return;
-        }
-        alignas(64) float done[PANELS][ROW_BLOCKS][kLanes * kLanes];
-        store_accumulators<PANELS, ROW_BLOCKS>(done[0][0], ROW_BLOCKS * kLanes * kLanes);
-        for (int p = 0; p < PANELS; ++p) {
-            for (int b = 0; b < ROW_BLOCKS; ++b)
-                store_result(args, done[p][b], panel + p, range.row_block + block + b);
-        }
-    };
-    int block = 0;
-    for (; block + 2 <= range.row_blocks; block += 2)
-        multiply.template operator()<2>(block);
-    if (block < range.row_blocks) multiply.template operator()<1>(block);
+    }
 }
 
 template <TileFormat F>
 static void multiply_many_rows(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
-    uint16_t* const unpacked = reinterpret_cast<uint16_t*>(scratch);
-    float* const results = reinterpret_cast<float*>(scratch + 2 * kMaxRangeTiles * kTileBytes);
-    const int all_blocks = (args.rows + kLanes - 1) / kLanes;
-    for (int row_block = 0; row_block < all_blocks; row_block += kMaxPackedRowBlocks) {
-        const int left = all_blocks - row_block;
-        const int row_blocks = left < kMaxPackedRowBlocks ? left : kMaxPackedRowBlocks;
-        const int fitting = kRangeInputTiles / row_blocks;
-        const int most = fitting < kMaxRangeTiles ? fitting : kMaxRangeTiles;
-        const int ranges = (args.k_tiles + most - 1) / most;
-        const int longest = (args.k_tiles + ranges - 1) / ranges;  // of equal ranges but the last
-        const size_t panel_floats = static_cast<size_t>(row_blocks) * kLanes * kLanes;
-        for (int first = panel_begin; first < panel_end; first += kMaxPackedPanels) {
-            const int end = first + kMaxPackedPanels < panel_end ? first + kMaxPackedPanels : panel_end;
-            for (int tile = 0; tile < args.k_tiles; tile += longest) {
-                const PackedRange range{tile, args.k_tiles - tile < longest ? args.k_tiles - tile : longest, row_block,
-                                        row_blocks};
-                for (int panel = first; panel < end; panel += 2) {
-                    float* const at = results + static_cast<size_t>(panel - first) * panel_floats;
-                    if (panel + 1 < end) {
-                        multiply_range<F, 2>(args, range, panel, unpacked, at);
-                    } else {
-                        multiply_range<F, 1>(args, range, panel, unpacked, at);
-                    }
-                }
-            }
-        }
+    configure_packed<F>(kLanes);
+    float* const totals = reinterpret_cast<float*>(scratch);
+    const int blocks = (args.rows + kLanes - 1) / kLanes;
+    const int fitting = static_cast<int>(kResidentInputs / (kLanes * args.ldx * sizeof(uint16_t)));
+    const int most = fitting < 2 ? 2 : fitting < kMaxPackedBlocks ? fitting : kMaxPackedBlocks;
+    const int passes = (blocks + most - 1) / most;
+    for (int pass = 0; pass < passes; ++pass) {
+        const int first = blocks * pass / passes, end = blocks * (pass + 1) / passes;
+        int panel = panel_begin;
+        for (; panel + 2 <= panel_end; panel += 2)
+            multiply_many_rows<F, 2>(args, panel, first, end, totals);
+        if (panel < panel_end) multiply_many_rows<F, 1>(args, panel, first, end, totals);
     }
 }
 
 template <TileFormat F>
 static void multiply_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
-    if (args.rows > 2 * kLanes) {
+    if (args.rows > kLanes) {
         multiply_many_rows<F>(args, panel_begin, panel_end, scratch);
-    } else if (args.rows > kLanes) {
-        multiply_few_rows<F, 2>(args, panel_begin, panel_end);
     } else {
-        multiply_few_rows<F, 1>(args, panel_begin, panel_end);
+        multiply_few_rows<F, kLanes>(args, panel_begin, panel_end);
     }
 }
 
 static void linear_packed_tiles(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
-    configure_full_tiles();
-    switch (args.format) {
-        case TileFormat::kQ4_0:
-            multiply_packed<TileFormat::kQ4_0>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ4_1:
-            multiply_packed<TileFormat::kQ4_1>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ5_0:
-            multiply_packed<TileFormat::kQ5_0>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ5_1:
-            multiply_packed<TileFormat::kQ5_1>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ8_0:
-            multiply_packed<TileFormat::kQ8_0>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ4_K:
-            multiply_packed<TileFormat::kQ4_K>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ5_K:
-            multiply_packed<TileFormat::kQ5_K>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kQ6_K:
-            multiply_packed<TileFormat::kQ6_K>(args, panel_begin, panel_end, scratch);
-            break;
-        case TileFormat::kBf16:
-            break;
-    }
+    with_format(args.format, [&]<TileFormat F> { multiply_packed<F>(args, panel_begin, panel_end, scratch); });
     _tile_release();
 }

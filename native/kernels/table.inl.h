@@ -8,10 +8,9 @@ static constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         .name = name,
         .tiles_kv = false,
-        .tiles_inputs = false,
         .round_rows = round_rows,
         .linear = linear,
-        .round_rows_to_tiles = nullptr,
+        .round_rows_and_sum = nullptr,
         .linear_packed = linear_packed,
         .embed = embed,
         .rms_norm = rms_norm,

@@ -1,4 +1,4 @@
-// One output's 32 weights of a packed tile in plain C++, as float32 before rounding: the definition of the formats.
+// One output's weights of a packed tile in plain C++, as float32: the definition of the formats.
 
 FORERUN_INLINE uint16_t word_at(const uint8_t* from, int word) {
     uint16_t value;
@@ -6,78 +6,49 @@ FORERUN_INLINE uint16_t word_at(const uint8_t* from, int word) {
     return value;
 }
 
-// codes[k] of output `lane`: its bits in words that hold 16 / WIDTH outputs each.
-template <int WIDTH>
-FORERUN_INLINE void lane_bits(const uint8_t* codes, int lane, int32_t (&bits)[kTileDepth]) {
-    constexpr int kPerWord = 16 / WIDTH;
-    const uint8_t* line = codes + lane / kPerWord * 64;
-    const int shift = lane % kPerWord * WIDTH;
-    for (int k = 0; k < kTileDepth; ++k)
-        bits[k] = word_at(line, k) >> shift & ((1 << WIDTH) - 1);
-}
-
-template <int UPPER_BITS>
-FORERUN_INLINE void lane_codes(const uint8_t* codes, int lane, int zero_code, int32_t (&numbers)[kTileDepth]) {
-    lane_bits<4>(codes + UPPER_BITS * kBitBytes, lane, numbers);
-    if constexpr (UPPER_BITS > 0) {
-        int32_t upper[kTileDepth];
-        lane_bits<UPPER_BITS>(codes, lane, upper);
-        for (int k = 0; k < kTileDepth; ++k)
-            numbers[k] |= upper[k] << 4;
+// The code of input `k` of output `lane`, as stored.
+FORERUN_INLINE int tile_code(TileFormat format, const uint8_t* codes, int lane, int k) {
+    const int pair = k / 2, word = 2 * lane + k % 2;
+    const auto line = [&](int l) { return int{word_at(codes + static_cast<size_t>(l) * kLineBytes, word)}; };
+    switch (code_bits(format)) {
+        case 4:
+            return line(pair / 4) >> pair % 4 * 4 & 15;
+        case 5: {
+            if (pair < 15) return line(pair / 3) >> pair % 3 * 5 & 31;
+            int code = 0;
+            for (int l = 0; l < 5; ++l)
+                code |= line(l) >> 15 << l;
+            return code;
+        }
+        case 6:
+            if (pair < 6) return line(pair / 2) >> pair % 2 * 6 & 63;
+            return line(pair - 6) >> 12 | (line(2) >> (12 + 2 * (pair - 6)) & 3) << 4;
+        default:
+            return static_cast<int8_t>(codes[k * 16 + lane]);
     }
-    for (int k = 0; k < kTileDepth; ++k)
-        numbers[k] -= zero_code;
 }
 
-FORERUN_INLINE void scale_lane(const int32_t (&numbers)[kTileDepth], float scale, float* out) {
-    for (int k = 0; k < kTileDepth; ++k)
-        out[k] = static_cast<float>(numbers[k]) * scale;
+// d and m of output `lane`: a weight is d (code - zero_code) + m.
+struct LaneScale {
+    float d, m;
+};
+
+FORERUN_INLINE LaneScale tile_scale(TileFormat format, const uint8_t* header, const uint8_t* tile, int lane) {
+    const bool shared = tile_shape(format).group_tiles > 1;
+    const uint8_t* halves = shared ? header : tile;
+    const float d = float_from_half(word_at(halves, lane));
+    const float m = has_minimum(format) ? float_from_half(word_at(halves, 16 + lane)) : 0.0f;
+    if (!shared) return {d, m};
+    if (format == TileFormat::kQ6_K) return {d * static_cast<float>(static_cast<int8_t>(tile[lane])), 0.0f};
+    return {d * static_cast<float>(tile[lane]), m * -static_cast<float>(tile[16 + lane])};
 }
 
 static void tile_values(TileFormat format, const uint8_t* header, const uint8_t* tile, int lane, float* out) {
     const TileShape shape = tile_shape(format);
-    const uint8_t* codes = tile + shape.scale_bytes;
-    const uint8_t* halves = shape.group_tiles > 1 ? header : tile;
-    const float d = float_from_half(word_at(halves, lane));
-    int32_t numbers[kTileDepth];
-    float minimum = 0;
-    switch (format) {
-        case TileFormat::kQ4_0:
-        case TileFormat::kQ5_0:
-            if (format == TileFormat::kQ4_0) {
-                lane_codes<0>(codes, lane, shape.zero_code, numbers);
-            } else {
-                lane_codes<1>(codes, lane, shape.zero_code, numbers);
-            }
-            return scale_lane(numbers, d, out);
-        case TileFormat::kQ8_0:
-            for (int k = 0; k < kTileDepth; ++k)
-                numbers[k] = static_cast<int8_t>(codes[lane * kTileDepth + k]);
-            return scale_lane(numbers, d, out);
-        case TileFormat::kQ6_K: {
-            float halves_out[kTileDepth];
-            lane_codes<2>(codes, lane, shape.zero_code, numbers);
-            scale_lane(numbers, 1.0f, halves_out);
-            for (int k = 0; k < kTileDepth; ++k)  // word 2i is input i, word 2i + 1 is input 16 + i
-                out[k / 2 + k % 2 * kLanes] =
-                    halves_out[k] * (d * static_cast<float>(static_cast<int8_t>(tile[k % 2 * kLanes + lane])));
-            return;
-        }
-        case TileFormat::kQ4_1:
-        case TileFormat::kQ5_1:
-            minimum = float_from_half(word_at(halves, kLanes + lane));
-            break;
-        default:
-            minimum = float_from_half(word_at(halves, kLanes + lane)) * -static_cast<float>(tile[kLanes + lane]);
-            break;
+    const LaneScale scale = tile_scale(format, header, tile, lane);
+    for (int k = 0; k < shape.inputs; ++k) {
+        const int number = tile_code(format, tile + shape.scale_bytes, lane, k) - shape.zero_code;
+        out[k] = static_cast<float>(number) * scale.d;
+        if (has_minimum(format)) out[k] += scale.m;
     }
-    const float scale = shape.group_tiles > 1 ? d * static_cast<float>(tile[lane]) : d;
-    if (format == TileFormat::kQ4_1 || format == TileFormat::kQ4_K) {
-        lane_codes<0>(codes, lane, 0, numbers);
-    } else {
-        lane_codes<1>(codes, lane, 0, numbers);
-    }
-    scale_lane(numbers, scale, out);
-    for (int k = 0; k < kTileDepth; ++k)
-        out[k] += minimum;
 }

@@ -52,26 +52,12 @@ struct Eight {
     struct Words {
         __m256i v;
     };
-    FORERUN_INLINE int word_at(const uint8_t* p) {
-        int word;
-        __builtin_memcpy(&word, p, sizeof word);
-        return word;
-    }
-    FORERUN_INLINE Words load_words(const uint32_t* p) {
+    FORERUN_INLINE Words load_words(const uint8_t* p) {
         return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
     }
-    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b) {
-        return {_mm256_blend_epi32(_mm256_set1_epi32(word_at(a)), _mm256_set1_epi32(word_at(b)), 0xf0)};
-    }
-    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
-        const auto at = [&](size_t lane) { return word_at(p + lane * stride); };
-        return {_mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7))};
-    }
     template <int SHIFT>
-    FORERUN_INLINE Eight field(Words words, Words mask) {
-        const __m256i shifted = SHIFT >= 0 ? _mm256_srli_epi32(words.v, SHIFT > 0 ? SHIFT : 0)
-                                           : _mm256_slli_epi32(words.v, SHIFT < 0 ? -SHIFT : 0);
-        return {_mm256_cvtepi32_ps(_mm256_and_si256(shifted, mask.v))};
+    FORERUN_INLINE Eight field(Words words, int mask) {
+        return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(words.v, SHIFT), _mm256_set1_epi32(mask)))};
     }
     FORERUN_INLINE Eight halves(const uint8_t* p) {
         const __m256 value = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

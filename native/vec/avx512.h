@@ -154,32 +154,13 @@ struct Words {
     __m512i v;
 };
 
-FORERUN_INLINE Words load_words(const uint32_t* p) {
+FORERUN_INLINE Words load_words(const uint8_t* p) {
     return {_mm512_loadu_si512(p)};
 }
-// Four lanes each of the word at a, b, c and d.
-FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
-    __m512i words = _mm512_broadcastd_epi32(_mm_loadu_si32(a));
-    words = _mm512_mask_broadcastd_epi32(words, 0x00f0, _mm_loadu_si32(b));
-    words = _mm512_mask_broadcastd_epi32(words, 0x0f00, _mm_loadu_si32(c));
-    return {_mm512_mask_broadcastd_epi32(words, 0xf000, _mm_loadu_si32(d))};
-}
-// Lane i: the word at p + i * stride.
-FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
-    const auto at = [&](size_t lane) {
-        int word;
-        __builtin_memcpy(&word, p + lane * stride, sizeof word);
-        return word;
-    };
-    return {_mm512_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11),
-                              at(12), at(13), at(14), at(15))};
-}
-// Words shifted right by SHIFT, left when it is negative, under a mask, as int32 to float.
+// Words shifted right by SHIFT, under a mask, as int32 to float.
 template <int SHIFT>
-FORERUN_INLINE Vec field(Words words, Words mask) {
-    const __m512i shifted = SHIFT >= 0 ? _mm512_srli_epi32(words.v, SHIFT > 0 ? SHIFT : 0)
-                                       : _mm512_slli_epi32(words.v, SHIFT < 0 ? -SHIFT : 0);
-    return {_mm512_cvtepi32_ps(_mm512_and_si512(shifted, mask.v))};
+FORERUN_INLINE Vec field(Words words, int mask) {
+    return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(words.v, SHIFT), _mm512_set1_epi32(mask)))};
 }
 // float16; NaN loses its payload.
 FORERUN_INLINE Vec halves(const uint8_t* p) {

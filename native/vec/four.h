@@ -57,20 +57,14 @@ struct Four {
     struct Words {
         U32x4 v;
     };
-    FORERUN_INLINE uint32_t word_at(const uint8_t* p) {
-        uint32_t word;
-        __builtin_memcpy(&word, p, sizeof word);
-        return word;
-    }
-    FORERUN_INLINE Words load_words(const uint32_t* p) { return {U32x4{p[0], p[1], p[2], p[3]}}; }
-    FORERUN_INLINE Words spread(const uint8_t* p) { return {word_at(p) - U32x4{}}; }
-    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
-        return {U32x4{word_at(p), word_at(p + stride), word_at(p + 2 * stride), word_at(p + 3 * stride)}};
+    FORERUN_INLINE Words load_words(const uint8_t* p) {
+        Words words;
+        __builtin_memcpy(&words.v, p, sizeof words.v);
+        return words;
     }
     template <int SHIFT>
-    FORERUN_INLINE Four field(Words words, Words mask) {
-        constexpr int kRight = SHIFT > 0 ? SHIFT : 0, kLeft = SHIFT < 0 ? -SHIFT : 0;
-        return {__builtin_convertvector((I32x4)((words.v >> kRight << kLeft) & mask.v), F32x4)};
+    FORERUN_INLINE Four field(Words words, int mask) {
+        return {__builtin_convertvector((I32x4)((words.v >> SHIFT) & static_cast<uint32_t>(mask)), F32x4)};
     }
     FORERUN_INLINE Four halves(const uint8_t* p) {
         typedef uint16_t U16x4 __attribute__((vector_size(8)));

@@ -62,20 +62,12 @@ FORERUN_INLINE void store_pairs(uint16_t* p, Vec even, Vec odd) {
 
 typedef Vec::Words Words;  // sixteen uint32
 
-FORERUN_INLINE Words load_words(const uint32_t* p) {
+FORERUN_INLINE Words load_words(const uint8_t* p) {
     return Vec::load_words(p);
 }
-// Four lanes each of the word at a, b, c and d.
-FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
-    return Vec::spread(a, b, c, d);
-}
-// Lane i: the word at p + i * stride.
-FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
-    return Vec::strided(p, stride);
-}
-// Words shifted right by SHIFT, left when it is negative, under a mask, as int32 to float.
+// Words shifted right by SHIFT, under a mask, as int32 to float.
 template <int SHIFT>
-FORERUN_INLINE Vec field(Words words, Words mask) {
+FORERUN_INLINE Vec field(Words words, int mask) {
     return Vec::field<SHIFT>(words, mask);
 }
 // float16; NaN loses its payload.

@@ -40,17 +40,10 @@ struct Twice {
     struct Words {
         typename T::Words low, high;
     };
-    FORERUN_INLINE Words load_words(const uint32_t* p) { return {T::load_words(p), T::load_words(p + T::kWidth)}; }
-    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b) { return {T::spread(a), T::spread(b)}; }
-    FORERUN_INLINE Words spread(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
-        return {T::spread(a, b), T::spread(c, d)};
-    }
-    FORERUN_INLINE Words strided(const uint8_t* p, size_t stride) {
-        return {T::strided(p, stride), T::strided(p + T::kWidth * stride, stride)};
-    }
+    FORERUN_INLINE Words load_words(const uint8_t* p) { return {T::load_words(p), T::load_words(p + 4 * T::kWidth)}; }
     template <int SHIFT>
-    FORERUN_INLINE Twice field(Words words, Words mask) {
-        return {T::template field<SHIFT>(words.low, mask.low), T::template field<SHIFT>(words.high, mask.high)};
+    FORERUN_INLINE Twice field(Words words, int mask) {
+        return {T::template field<SHIFT>(words.low, mask), T::template field<SHIFT>(words.high, mask)};
     }
     FORERUN_INLINE Twice halves(const uint8_t* p) { return {T::halves(p), T::halves(p + 2 * T::kWidth)}; }
     template <class Byte>

@@ -8,7 +8,7 @@ import pytest
 from forerun import _native
 from forerun.backends import reference
 from forerun.backends.base import Limits, LoadedModel, SlotMove
-from forerun.backends.cpu import CpuBackend, choose_table, cpu_info
+from forerun.backends.cpu import KERNELS_VERSION, CpuBackend, choose_table, cpu_info
 from forerun.backends.reference import NumpyOps, ReferenceBackend, round_to_bf16
 from forerun.batch import DrawRequest
 from forerun.cache.layout import KvLayout, KvStack
@@ -284,7 +284,7 @@ class TestTables:
         monkeypatch.delenv("FORERUN_ISA", raising=False)
         assert choose_table() == TABLES[0]
         assert TABLES[-1] == "portable"
-        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/k2/w-file/a-bf16/kv-none"
+        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/{KERNELS_VERSION}/w-file/a-bf16/kv-none"
 
     def test_environment_and_argument(self, monkeypatch):
         monkeypatch.setenv("FORERUN_ISA", "portable")
@@ -315,4 +315,4 @@ class TestTables:
 
     def test_numerics_id_names_the_codec(self):
         cpu = prepared(CpuBackend(1, "portable"), SPECS["llama, grouped, tied"], "fp32")
-        assert cpu.numerics_id == "portable/k2/w-bf16/a-bf16/kv-fp32"
+        assert cpu.numerics_id == f"portable/{KERNELS_VERSION}/w-bf16/a-bf16/kv-fp32"

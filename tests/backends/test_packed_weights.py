@@ -1,4 +1,4 @@
-"""Weights in the file's own bits: every format and kernel table against the same weights as bfloat16, bit for bit."""
+"""Weights in the file's own bits: every format in every kernel table, against the numbers that the file means."""
 
 import gguf
 import numpy as np
@@ -13,14 +13,17 @@ FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where scales lie in a block
 
 
-def random_blocks(name, rows, inputs, seed=0):
+def random_blocks(name, rows, inputs, seed=0, powers_of_two=False):
     """[rows, bytes] blocks of any codes, with scales of both signs, zero and float16's smallest among them."""
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * inputs // block_size, block_bytes), np.uint8)
     for start in HALVES.get(name, (0,)):
-        scales = (rng.standard_normal(len(blocks)) * 0.05).astype(np.float16)
-        scales[::7], scales[3::11], scales[5::13] = 0, np.float16(6e-8), np.float16(-3e-5)
+        if powers_of_two:
+            scales = np.ldexp(rng.choice((-1, 1), len(blocks)), rng.integers(-3, 1, len(blocks))).astype(np.float16)
+        else:
+            scales = (rng.standard_normal(len(blocks)) * 0.05).astype(np.float16)
+            scales[::7], scales[3::11], scales[5::13] = 0, np.float16(6e-8), np.float16(-3e-5)
         blocks[:, start : start + 2] = scales.view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, -1)
 
@@ -49,7 +52,7 @@ def linear(table, x, matrix, outputs, bias=None, threads=2):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_unpacked_weights_are_the_files_rounded_to_bf16(name):
+def test_rows_of_a_packed_matrix_are_the_files(name):
     outputs, inputs = 37, 512
     blocks, pool = random_blocks(name, outputs, inputs), _native.ThreadPool(2)
     packed = pack_stored(name, blocks, inputs, pool)
@@ -60,8 +63,7 @@ def test_unpacked_weights_are_the_files_rounded_to_bf16(name):
     program.select_outputs(rows, out)
     program.finish(out)
     run(program, _native.KvStore(TABLES[0], 64, 16, "fp32", [(1, 1)]), plain_batch(outputs))
-    want = round_to_bf16(values_of(name, blocks, inputs))
-    np.testing.assert_array_equal(program.logits()[:outputs], want)
+    np.testing.assert_array_equal(program.logits()[:outputs], values_of(name, blocks, inputs))
 
 
 def test_blocks_that_do_not_fit_are_refused():
@@ -81,23 +83,80 @@ def test_blocks_that_do_not_fit_are_refused():
         packed.pack_rows(0, np.zeros((16, 64), np.float32), pool)
 
 
+SHAPES = [(16, 256), (1, 512), (50, 768), (161, 2304)]
+ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 48, 49, 64)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 256), (1, 512), (50, 768), (161, 2304)])
-def test_linear_has_the_bits_of_bf16_weights(table, name, outputs, inputs):
+@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+def test_linear_is_right_and_a_row_does_not_depend_on_others(table, name, outputs, inputs):
     blocks, pool = random_blocks(name, outputs, inputs), _native.ThreadPool(2)
-    packed, bf16 = pack_stored(name, blocks, inputs, pool), pack(values_of(name, blocks, inputs), pool)
+    packed, values = pack_stored(name, blocks, inputs, pool), values_of(name, blocks, inputs)
     x, bias = exact((64, inputs)), exact((outputs,), 2)
-    everything = linear(table, x, bf16, outputs, bias)
-    for rows in (1, 2, 7, 16, 17, 31, 32, 33, 48, 64):
+    everything = linear(table, x, packed, outputs, bias)
+    if table == "amx_bf16":  # multiplies the codes themselves
+        weights, error = values.astype(np.float64), 2e-6
+    else:
+        weights, error = round_to_bf16(values).astype(np.float64), 2e-6
+    size = np.abs(x) @ np.abs(weights).T + np.abs(bias)
+    assert np.max(np.abs(everything - (x @ weights.T + bias)) / size) < error
+    for rows in ROWS:
         got = linear(table, x[:rows], packed, outputs, bias, threads=1 + rows % 3)
         np.testing.assert_array_equal(got, everything[:rows])
 
 
-@pytest.mark.parametrize("table", TABLES[:1])
-def test_linear_of_many_rows_and_inputs(table):
-    """530 rows take two blocks of rows and several ranges of inputs."""
-    blocks, pool = random_blocks("Q4_1", 150, 1760), _native.ThreadPool(2)
-    packed, bf16 = pack_stored("Q4_1", blocks, 1760, pool), pack(values_of("Q4_1", blocks, 1760), pool)
-    x = exact((530, 1760))
-    np.testing.assert_array_equal(linear(table, x, packed, 150), linear(table, x, bf16, 150))
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("table", TABLES)
+def test_linear_of_small_whole_numbers_is_exact(table, name):
+    """Every product and sum fits float32, so that no order of rounding can hide a wrong weight."""
+    outputs, inputs = 50, 768
+    blocks, pool = random_blocks(name, outputs, inputs, powers_of_two=True), _native.ThreadPool(2)
+    packed, values = pack_stored(name, blocks, inputs, pool), values_of(name, blocks, inputs)
+    rng = np.random.default_rng(1)
+    x = rng.integers(-2, 3, (40, inputs)).astype(np.float32)
+    if table != "amx_bf16":
+        values = round_to_bf16(values)
+    want = x.astype(np.float64) @ values.T.astype(np.float64)
+    np.testing.assert_array_equal(linear(table, x, packed, outputs), want)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("table", [table for table in TABLES if table != "amx_bf16"])
+def test_linear_without_tile_products_has_the_bits_of_bf16_weights(table, name):
+    blocks, pool = random_blocks(name, 50, 768), _native.ThreadPool(2)
+    packed, bf16 = pack_stored(name, blocks, 768, pool), pack(values_of(name, blocks, 768), pool)
+    x = exact((9, 768))
+    np.testing.assert_array_equal(linear(table, x, packed, 50), linear(table, x, bf16, 50))
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
+def test_linear_of_many_rows_and_inputs(name):
+    """530 rows take several ranges of inputs."""
+    inputs, table = 1792, TABLES[0]
+    blocks, pool = random_blocks(name, 150, inputs), _native.ThreadPool(2)
+    packed = pack_stored(name, blocks, inputs, pool)
+    x = exact((530, inputs))
+    everything = linear(table, x, packed, 150)
+    for start, rows in ((0, 16), (100, 1), (480, 50)):
+        got = linear(table, x[start : start + rows], packed, 150)
+        np.testing.assert_array_equal(got, everything[start : start + rows])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_matrix_of_another_format_shares_rounded_inputs(table):
+    """A stack of matrices is rounded once; the second part needs what the first did not."""
+    pool, x = _native.ThreadPool(2), exact((20, 256))
+    blocks = random_blocks("Q4_1", 32, 256)
+    q4, plain = pack_stored("Q4_1", blocks, 256, pool), pack(exact((32, 256), 3), pool)
+    for first, second in ((plain, q4), (q4, plain)):
+
+        def record(program, views, first=first, second=second):
+            buffer = program.add_buffer(64, False)
+            program.linear(views[0], first, -1, _native.View(buffer, 0, 32))
+            program.linear(views[0], second, -1, _native.View(buffer, 32, 32))
+            return _native.View(buffer, 0, 64)
+
+        got = Bench(table, 2).run([x], record, 64)
+        want = np.concatenate([linear(table, x, first, 32), linear(table, x, second, 32)], axis=1)
+        np.testing.assert_array_equal(got, want)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from forerun.backends.cpu import CpuBackend
+from forerun.backends.reference import ReferenceBackend
 from forerun.backends.weight_formats import packed_format, parts_of
 from forerun.errors import UsageError
 from forerun.models.registry import open_model
@@ -51,15 +52,18 @@ MIXED = {"embed": "Q8_0", "layers.0.attn.q": "Q4_0", "layers.0.attn.k": "Q5_1", 
 
 @pytest.mark.parametrize("formats", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", MIXED], ids=str)
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_models_in_the_files_bits_equal_models_in_bf16(tmp_path, family, formats):
+def test_models_in_the_files_bits_are_nearer_to_the_reference_than_models_in_bf16(tmp_path, family, formats):
     """Llama's rows move inside heads; Qwen has biases and may have several matrices on one input."""
     write_tiny_gguf(tmp_path / "model.gguf", family, formats=formats)
     files = open_model(tmp_path / "model.gguf")
     file, bf16 = (
         prepared(CpuBackend(2, weights=choice), files.spec, weights=files.weights) for choice in ("file", "bf16")
     )
+    reference = prepared(ReferenceBackend(), files.spec, weights=files.weights)
     rows = (Rows(tokens(files.spec, 40), 0, [3, 9, 1]), Rows(tokens(files.spec, 5, 1), 0, [7]))
-    np.testing.assert_array_equal(logits(file, *rows), logits(bf16, *rows))
+    want = logits(reference, *rows)
+    errors = [float(np.sqrt(((logits(cpu, *rows) - want) ** 2).mean() / (want**2).mean())) for cpu in (file, bf16)]
+    assert errors[0] < 1.1 * errors[1] < 0.01
     assert file.memory().weights < bf16.memory().weights
     assert file.numerics_id.split("/")[2] != bf16.numerics_id.split("/")[2] == "w-bf16"
 
