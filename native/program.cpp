@@ -9,6 +9,7 @@ namespace {
 
 constexpr size_t kLinearTaskBytes = size_t{128} << 10;  // of weights that one task of a linear layer streams
 constexpr size_t kMaxThreadTasks = 64;                  // of a linear layer, for every thread
+constexpr size_t kManyRowsTasks = 4;                    // the same with many rows
 constexpr size_t kSerialWork = 8192;                    // elements below which waking threads costs more than it saves
 constexpr size_t kMaxPartialFloats = size_t{2} << 20;
 
@@ -335,11 +336,12 @@ void Program::round_inputs(const Op& op, int rows) {
 }
 
 // Tasks of equal size, as many for every thread: large enough to stream, small enough to share the rest of a thread
-// that is held up.
-int Program::linear_tasks(const PackedMatrix& matrix) const {
+// that is held up. Many rows' inputs do not fit the caches that are close, and every task reads all of them.
+int Program::linear_tasks(const PackedMatrix& matrix, int rows) const {
     const size_t bytes = matrix.panel_bytes() * static_cast<size_t>(matrix.panels());
     const size_t each = bytes / (kLinearTaskBytes * static_cast<size_t>(pool_.size()));
-    const int tasks = static_cast<int>(std::clamp<size_t>(each, 2, kMaxThreadTasks)) * pool_.size();
+    const size_t most = rows > 2 * kLanes ? kManyRowsTasks : kMaxThreadTasks;
+    const int tasks = static_cast<int>(std::clamp<size_t>(each, 2, most)) * pool_.size();
     return std::min(tasks, ceil_div(matrix.panels(), 2));
 }
 
@@ -365,7 +367,7 @@ void Program::run_linear(const Op& op, int rows) {
                                   .out = pointer(op.out),
                                   .ldo = stride(op.out)};
     const int64_t pairs = ceil_div(matrix.panels(), 2);  // kernels like panels in pairs
-    const int tasks = linear_tasks(matrix);
+    const int tasks = linear_tasks(matrix, rows);
     run_tasks(tasks, [&](int task, int thread) {
         const int begin = static_cast<int>(2 * (pairs * task / tasks));
         const int end = std::min(matrix.panels(), static_cast<int>(2 * (pairs * (task + 1) / tasks)));

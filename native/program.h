@@ -126,7 +126,7 @@ class Program {
     void run_op(const Op& op, const BatchArrays& batch, const KvStore& store);
     void run_linear(const Op& op, int rows);
     void round_inputs(const Op& op, int rows);
-    int linear_tasks(const PackedMatrix& matrix) const;
+    int linear_tasks(const PackedMatrix& matrix, int rows) const;
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads);
