@@ -30,10 +30,12 @@ namespace amx_bf16 {
 
 #include "kernels/linear_packed_amx.inl.h"
 
+#include "kernels/round_rows_amx.inl.h"
+
 static constexpr KernelTable make_tiled_table(const char* name) {
     KernelTable table = make_table(name);
     table.tiles_kv = true;
-    table.round_rows_and_sum = round_rows_and_sum;
+    table.round_rows_and_sum = round_blocks_and_sum;
     table.linear_packed = linear_packed_tiles;
     table.write_kv_bf16 = write_kv_bf16;
     table.attention_bf16 = attention_bf16;
