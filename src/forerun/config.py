@@ -11,7 +11,7 @@ class CacheConfig:
     """KV store. `num_blocks` is decided by the memory plan before the engine is built."""
 
     num_blocks: int
-    block_size: int = 16
+    block_size: int = 32
     codec: str = "bf16"
     prefix_caching: bool = True
 

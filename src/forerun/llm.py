@@ -68,7 +68,7 @@ class EngineOptions:
     isa: str | None = None
     weights: str = "file"
     kv_format: str = "bf16"
-    block_size: int = 16
+    block_size: int = 32
     prefix_caching: bool = True
     max_num_seqs: int = 32
     max_rows: int = 512

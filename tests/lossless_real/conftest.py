@@ -29,10 +29,10 @@ MODELS = {
     "qwen2": tiny_spec("qwen2", tied=False, heads=3, kv_heads=1, head_dim=32),  # one KV head, biases, odd sizes
 }
 BACKENDS = {
-    "portable": EngineOptions(isa="portable"),
-    "best": EngineOptions(),
+    "portable": EngineOptions(isa="portable", block_size=16),
+    "best": EngineOptions(block_size=16),
     "best-fp32-kv": EngineOptions(kv_format="fp32"),
-    "reference": EngineOptions(backend="reference"),
+    "reference": EngineOptions(backend="reference", block_size=16),
 }
 SIZES = {"reference": (6, 10)}  # prompts and new tokens: numpy is slow
 SIZE = (9, 20)

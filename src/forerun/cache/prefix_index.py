@@ -4,7 +4,7 @@ Each full block has a digest over (parent digest, its tokens); the chain's origi
 tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a collision ends a
 chain, it does not hand out another text's KV.
 
-    prompt  [ 16 tokens ][ 16 tokens ][ 9 tokens ]
+    prompt  [ 32 tokens ][ 32 tokens ][ 9 tokens ]
     match    block 7      block 2      block 5, first 9 slots        shared until written, then copied
 
 Only full blocks of verified tokens are published, and a published block is never written again.
