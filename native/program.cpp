@@ -111,7 +111,7 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
                 (bias < 0 || static_cast<int>(vectors_[static_cast<size_t>(bias)].size()) == matrix.rows()),
             "a bias must be as wide as its output");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
-    if (matrix.is_packed()) packed_scratch_bytes_ = packed_scratch_bytes(max_inputs_);
+    if (matrix.is_packed()) packed_scratch_bytes_ = kPackedScratchBytes;
     const Op* const before = ops_.empty() ? nullptr : &ops_.back();
     const bool shares_input = before && before->kind == Kind::kLinear && before->a.buffer == x.buffer &&
                               before->a.column == x.column && before->a.width == x.width &&
