@@ -20,44 +20,75 @@ using namespace nb::literals;
 namespace forerun {
 
 // Here rather than in program.cpp because only those who measure ask.
-std::vector<Program::OpShape> Program::op_shapes() const {
+const char* Program::name_of(Kind kind) {
     // A switch, so that the compiler misses the name of a new kind.
-    const auto name = [](Kind kind) {
-        switch (kind) {
-            case Kind::kEmbed:
-                return "embed";
-            case Kind::kRmsNorm:
-                return "rms_norm";
-            case Kind::kLinear:
-                return "linear";
-            case Kind::kRope:
-                return "rope";
-            case Kind::kWriteKv:
-                return "write_kv";
-            case Kind::kAttention:
-                return "attention";
-            case Kind::kSiluMul:
-                return "silu_mul";
-            case Kind::kAdd:
-                return "add";
-            case Kind::kSelectOutputs:
-                return "select_outputs";
-        }
-        return "unnamed";
-    };
-    std::vector<OpShape> shapes;
-    for (const Op& op : ops_) {
-        const PackedMatrix* matrix = op.matrix;
-        shapes.push_back(
-            {.kind = name(op.kind),
-             .layer = op.layer,
-             .inputs = op.a.width + op.b.width,
-             .outputs = op.out.width,
-             .num_heads = op.num_heads,
-             .num_kv_heads = op.num_kv_heads,
-             .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols(), matrix->format()) : 0,
-             .on_outputs = runs_on_outputs(op)});
+    switch (kind) {
+        case Kind::kEmbed:
+            return "embed";
+        case Kind::kRmsNorm:
+            return "rms_norm";
+        case Kind::kRound:
+            return "round";
+        case Kind::kLinear:
+            return "linear";
+        case Kind::kRope:
+            return "rope";
+        case Kind::kWriteKv:
+            return "write_kv";
+        case Kind::kAttention:
+            return "attention";
+        case Kind::kSiluMul:
+            return "silu_mul";
+        case Kind::kAdd:
+            return "add";
+        case Kind::kSelectOutputs:
+            return "select_outputs";
     }
+    return "unnamed";
+}
+
+Program::OpShape Program::shape_of(const Op& op) const {
+    const PackedMatrix* matrix = op.kind == Kind::kEmbed || op.kind == Kind::kLinear ? op.matrix : nullptr;
+    return {.kind = name_of(op.kind),
+            .layer = op.layer,
+            .inputs = op.a.width + op.b.width,
+            .outputs = op.kind == Kind::kRound ? (op.a.width + 1) / 2 : op.out.width,  // half as wide as float32
+            .num_heads = op.num_heads,
+            .num_kv_heads = op.num_kv_heads,
+            .weight_bytes = matrix ? PackedMatrix::bytes(matrix->rows(), matrix->cols(), matrix->format()) : 0,
+            .on_outputs = runs_on_outputs(op)};
+}
+
+// What the operations of a stage read that none of them has made, and all that they write.
+Program::OpShape Program::shape_of(const Stage& stage) const {
+    OpShape shape = shape_of(ops_[stage.begin]);
+    if (stage.end - stage.begin == 1) return shape;
+    shape.kind.clear();
+    shape.inputs = shape.outputs = 0;
+    shape.weight_bytes = 0;  // of an embedding table a few rows are read
+    std::vector<View> made;
+    for (size_t i = stage.begin; i < stage.end; ++i) {
+        const Op& op = ops_[i];
+        const std::string name = name_of(op.kind);
+        if (i == stage.begin || op.kind != ops_[i - 1].kind) shape.kind += (shape.kind.empty() ? "" : "+") + name;
+        if (op.kind == Kind::kEmbed) shape.inputs += op.out.width / 2;
+        for (const View view : {op.a, op.b}) {
+            if (std::find(made.begin(), made.end(), view) == made.end()) shape.inputs += view.width;
+        }
+        const bool in_place = op.kind == Kind::kRope || op.kind == Kind::kWriteKv;
+        if (!op.is_scrap || op.kind == Kind::kRound)
+            shape.outputs += in_place ? op.a.width + op.b.width : shape_of(op).outputs;
+        made.push_back(in_place ? op.a : op.out);
+    }
+    shape.layer = ops_[stage.end - 1].layer;
+    shape.num_kv_heads = ops_[stage.end - 1].num_kv_heads;
+    return shape;
+}
+
+std::vector<Program::OpShape> Program::op_shapes() const {
+    std::vector<OpShape> shapes;
+    for (const Stage& stage : stages_)
+        shapes.push_back(shape_of(stage));
     return shapes;
 }
 
@@ -238,7 +269,7 @@ void bind_limits(nb::module_& m) {
 void bind_op_times(nb::module_& m) {
     using Shape = Program::OpShape;
     nb::class_<Shape>(m, "OpShape")
-        .def_prop_ro("kind", [](const Shape& shape) { return std::string(shape.kind); })
+        .def_ro("kind", &Shape::kind)
         .def_ro("layer", &Shape::layer)
         .def_ro("inputs", &Shape::inputs)
         .def_ro("outputs", &Shape::outputs)
@@ -246,7 +277,8 @@ void bind_op_times(nb::module_& m) {
         .def_ro("num_kv_heads", &Shape::num_kv_heads)
         .def_ro("weight_bytes", &Shape::weight_bytes)
         .def_ro("on_outputs", &Shape::on_outputs);
-    m.def("op_shapes", &Program::op_shapes, "program"_a, "The program's operations, in the order in which they run.");
+    m.def("op_shapes", &Program::op_shapes, "program"_a,
+          "What runs one after the other: operations, or several that were fused, named a+b.");
     m.def("time_ops", &Program::time_ops, "program"_a, "on"_a, "Time every operation of the next runs, or no longer.");
     m.def("op_ns", &Program::op_ns, "program"_a, "Nanoseconds of each operation in the last run that was timed.");
 }

@@ -182,7 +182,7 @@ void bind_program(nb::module_& m) {
         .def("silu_mul", &Program::add_silu_mul, "gate"_a, "up"_a, "out"_a)
         .def("add", &Program::add_add, "x"_a, "y"_a, "out"_a)
         .def("select_outputs", &Program::add_select_outputs, "x"_a, "out"_a)
-        .def("finish", &Program::finish, "logits"_a)
+        .def("finish", &Program::finish, "logits"_a, "fuse"_a = true)
         .def("run", &run_program, "store"_a, "tokens"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "query_start"_a.noconvert(), "context_len"_a.noconvert(), "block_table"_a.noconvert(),
              "tree_root"_a.noconvert(), "ancestors"_a.noconvert(), "output_rows"_a.noconvert())

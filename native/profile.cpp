@@ -16,13 +16,13 @@ namespace forerun {
 
 void Program::time_ops(bool on) {
     if (on == (times_ != nullptr)) return;
-    times_ = on ? std::make_unique<OpTimes>(ops_.size(), pool_.size()) : nullptr;
+    times_ = on ? std::make_unique<OpTimes>(stages_.size(), pool_.size()) : nullptr;
 }
 
 std::vector<int64_t> Program::op_ns() const {
     if (!times_) return {};
     std::vector<int64_t> all;
-    for (size_t op = 0; op < ops_.size(); ++op)
+    for (size_t op = 0; op < stages_.size(); ++op)
         all.push_back(times_->spans()[op].end - times_->spans()[op].begin);
     return all;
 }

@@ -7,9 +7,6 @@ namespace forerun {
 
 namespace {
 
-constexpr size_t kLinearTaskBytes = size_t{128} << 10;  // of weights that one task of a linear layer streams
-constexpr size_t kMaxThreadTasks = 64;                  // of a linear layer, for every thread
-constexpr size_t kSerialWork = 8192;                    // elements below which waking threads costs more than it saves
 constexpr size_t kMaxPartialFloats = size_t{2} << 20;
 
 [[noreturn]] void fail(const std::string& message) {
@@ -20,22 +17,8 @@ void require(bool ok, const char* message) {
     if (!ok) fail(message);
 }
 
-// A row stride of an odd number of cache lines: rows of one column then fall into different cache sets.
-size_t spread_stride(int width, int unit) {
-    const size_t lines = static_cast<size_t>((width + unit - 1) / unit);
-    return (lines | 1) * static_cast<size_t>(unit);
-}
-
 int ceil_div(int value, int unit) {
     return (value + unit - 1) / unit;
-}
-
-// Sums of the inputs of a block of 16 rows.
-size_t sum_floats(int inputs) {
-    return static_cast<size_t>(ceil_div(inputs, kTileDepth)) * kSumsPerTile * kLanes;
-}
-size_t sum_floats(const PackedMatrix& matrix) {
-    return sum_floats(matrix.cols());
 }
 
 }  // namespace
@@ -112,12 +95,12 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
             "a bias must be as wide as its output");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
     if (matrix.is_packed()) packed_scratch_bytes_ = kPackedScratchBytes;
+    // Layers side by side share their rounded input, if the one before has left all that this one needs.
     const Op* const before = ops_.empty() ? nullptr : &ops_.back();
-    const bool shares_input = before && before->kind == Kind::kLinear && before->a.buffer == x.buffer &&
-                              before->a.column == x.column && before->a.width == x.width &&
-                              (needs_sums(*before->matrix) || !needs_sums(matrix));
-    push(
-        Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias, .shares_input = shares_input});
+    const bool is_rounded = before && before->kind == Kind::kLinear && before->a == x &&
+                            before->out.buffer != x.buffer && (needs_sums(*before->matrix) || !needs_sums(matrix));
+    if (!is_rounded) push(Op{.kind = Kind::kRound, .a = x, .matrix = &matrix});
+    push(Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias});
 }
 
 void Program::add_rope(View x, int num_heads, int rotary_dim, int table) {
@@ -173,7 +156,7 @@ void Program::add_select_outputs(View x, View out) {
     push(Op{.kind = Kind::kSelectOutputs, .a = x, .out = out});
 }
 
-void Program::finish(View logits) {
+void Program::finish(View logits, bool fuse) {
     check(logits);
     require(!finished_ && vocab_ > 0, "a program embeds its tokens and is finished once");
     require(buffer(logits).on_outputs && logits.column == 0 && logits.width == buffer(logits).width,
@@ -186,6 +169,7 @@ void Program::finish(View logits) {
     }
     finished_ = true;
     logits_ = logits;
+    plan_stages(fuse);
     buffers_[static_cast<size_t>(logits.buffer)].stride = static_cast<size_t>(logits.width);  // contiguous for Python
 
     const int spans = ceil_div(max_positions_ + 1, kSpan);
@@ -207,6 +191,7 @@ void Program::finish(View logits) {
         table_.round_rows_and_sum ? sum_floats(max_inputs_) * static_cast<size_t>(ceil_div(most_rows, kLanes)) : 0);
     const size_t scratch = take(scratch_floats_ * static_cast<size_t>(pool_.size()));
     const size_t partial = take(partial_floats_);
+    const size_t scrap = take(scrap_floats_ * static_cast<size_t>(pool_.size()));
     const size_t packed_scratch = take(packed_scratch_bytes_ / sizeof(float) * static_cast<size_t>(pool_.size()));
 
     memory_ = std::make_unique<HugeBuffer>(floats * sizeof(float));
@@ -217,6 +202,7 @@ void Program::finish(View logits) {
     sums_ = base + sums;
     scratch_ = base + scratch;
     partial_ = base + partial;
+    scrap_ = base + scrap;
     packed_scratch_ = reinterpret_cast<char*>(base + packed_scratch);
 }
 
@@ -225,157 +211,6 @@ size_t Program::workspace_bytes() const {
     for (const RopeTable& table : rope_tables_)
         bytes += (table.cosine.size() + table.sine.size()) * sizeof(float);
     return bytes;
-}
-
-// ---- running ----
-
-void Program::run(const BatchArrays& batch, KvStore& store) {
-    require(finished_, "the program is not finished");
-    check_store(store);
-    check_batch(batch, store);
-    if (batch.num_rows == 0) return;
-    const FloatEnvironment environment;
-    for (size_t i = 0; i < ops_.size(); ++i) {
-        if (times_) times_->begin_op(i);
-        run_op(ops_[i], batch, store);
-        if (times_) times_->end_op();
-    }
-}
-
-bool Program::runs_on_outputs(const Op& op) const {
-    return op.kind != Kind::kEmbed && op.kind != Kind::kSelectOutputs && buffer(op.a).on_outputs;
-}
-
-// f(begin, end) over ranges of rows; on this thread alone when the work is small.
-template <class F>
-void Program::for_rows(int rows, size_t work_per_row, const F& f) {
-    if (rows == 0) return;
-    const size_t work = static_cast<size_t>(rows) * work_per_row;
-    const int pieces = static_cast<int>(
-        std::min({static_cast<size_t>(rows), work / kSerialWork + 1, static_cast<size_t>(4 * pool_.size())}));
-    run_tasks(pieces, [&](int piece, int) {
-        const int64_t all = rows;
-        f(static_cast<int>(all * piece / pieces), static_cast<int>(all * (piece + 1) / pieces));
-    });
-}
-
-void Program::run_op(const Op& op, const BatchArrays& batch, const KvStore& store) {
-    const int rows = runs_on_outputs(op) ? batch.num_outputs : batch.num_rows;
-    const size_t lda = op.a.width ? stride(op.a) : 0, ldb = op.b.width ? stride(op.b) : 0;
-    const size_t ldo = op.out.width ? stride(op.out) : 0;
-    switch (op.kind) {
-        case Kind::kEmbed:
-            for_rows(rows, 8 * static_cast<size_t>(op.out.width), [&](int begin, int end) {
-                if (op.matrix->is_packed()) {
-                    for (int row = begin; row < end; ++row)
-                        op.matrix->read_row(batch.tokens[row], pointer(op.out, row));
-                    return;
-                }
-                table_.embed(op.matrix->data(), op.matrix->k_tiles(), batch.tokens + begin, end - begin, op.out.width,
-                             pointer(op.out, begin), ldo);
-            });
-            break;
-        case Kind::kRmsNorm:
-            for_rows(rows, static_cast<size_t>(op.a.width), [&](int begin, int end) {
-                table_.rms_norm(pointer(op.a, begin), lda, end - begin, op.a.width, vector(op.vector), op.number,
-                                pointer(op.out, begin), ldo);
-            });
-            break;
-        case Kind::kLinear:
-            run_linear(op, rows);
-            break;
-        case Kind::kRope:
-            for_rows(rows, 2 * static_cast<size_t>(op.a.width), [&](int begin, int end) {
-                const RopeTable& table = rope_table(op.vector);
-                table_.rope(pointer(op.a, begin), lda, end - begin, op.num_heads, op.a.width / op.num_heads,
-                            op.rotary_dim, table.cosine.data(), table.sine.data(), batch.positions + begin);
-            });
-            break;
-        case Kind::kWriteKv: {
-            const WriteKvArgs args{store.layer(op.layer), pointer(op.a), lda, pointer(op.b), ldb, batch.slots};
-            const auto write = store.is_fp32() ? table_.write_kv_fp32 : table_.write_kv_bf16;
-            for_rows(rows, 8 * static_cast<size_t>(op.a.width), [&](int begin, int end) { write(args, begin, end); });
-            break;
-        }
-        case Kind::kAttention:
-            run_attention(op, batch, store);
-            break;
-        case Kind::kSiluMul:
-            for_rows(rows, 4 * static_cast<size_t>(op.a.width), [&](int begin, int end) {
-                table_.silu_mul(pointer(op.a, begin), lda, pointer(op.b, begin), ldb, end - begin, op.a.width,
-                                pointer(op.out, begin), ldo);
-            });
-            break;
-        case Kind::kAdd:
-            for_rows(rows, static_cast<size_t>(op.a.width), [&](int begin, int end) {
-                table_.add(pointer(op.a, begin), lda, pointer(op.b, begin), ldb, end - begin, op.a.width,
-                           pointer(op.out, begin), ldo);
-            });
-            break;
-        case Kind::kSelectOutputs:
-            for (int i = 0; i < batch.num_outputs; ++i) {
-                const float* from = pointer(op.a, batch.output_rows[i]);
-                std::copy(from, from + op.a.width, pointer(op.out, i));
-            }
-            break;
-    }
-}
-
-void Program::round_inputs(const Op& op, int rows) {
-    const size_t ldx = spread_stride(op.matrix->cols(), kTileDepth);
-    for_rows(rows, 2 * static_cast<size_t>(op.a.width), [&](int begin, int end) {
-        if (needs_sums(*op.matrix)) {
-            table_.round_rows_and_sum(pointer(op.a), stride(op.a), begin, end, op.a.width, rounded_, ldx, sums_,
-                                      sum_floats(*op.matrix));
-        } else {
-            table_.round_rows(pointer(op.a, begin), stride(op.a), end - begin, op.a.width,
-                              rounded_ + static_cast<size_t>(begin) * ldx, ldx);
-        }
-    });
-}
-
-// Tasks of equal size, as many for every thread: large enough to stream, small enough to share the rest of a thread
-// that is held up.
-int Program::linear_tasks(const PackedMatrix& matrix) const {
-    const size_t bytes = matrix.panel_bytes() * static_cast<size_t>(matrix.panels());
-    const size_t each = bytes / (kLinearTaskBytes * static_cast<size_t>(pool_.size()));
-    const int tasks = static_cast<int>(std::clamp<size_t>(each, 2, kMaxThreadTasks)) * pool_.size();
-    return std::min(tasks, ceil_div(matrix.panels(), 2));
-}
-
-void Program::run_linear(const Op& op, int rows) {
-    if (rows == 0) return;
-    const PackedMatrix& matrix = *op.matrix;
-    if (!op.shares_input) round_inputs(op, rows);
-    const size_t ldx = spread_stride(matrix.cols(), kTileDepth);
-    const float* const bias = op.vector >= 0 ? vector(op.vector) : nullptr;
-    const LinearArgs plain{rounded_,        ldx,           rows, matrix.data(), matrix.k_tiles(), matrix.rows(), bias,
-                           pointer(op.out), stride(op.out)};
-    const PackedLinearArgs packed{.x = rounded_,
-                                  .ldx = ldx,
-                                  .rows = rows,
-                                  .sums = sums_,
-                                  .sum_floats = sum_floats(matrix),
-                                  .panels = matrix.tiles(),
-                                  .panel_bytes = matrix.panel_bytes(),
-                                  .format = matrix.format(),
-                                  .k_tiles = matrix.k_tiles(),
-                                  .columns = matrix.rows(),
-                                  .bias = bias,
-                                  .out = pointer(op.out),
-                                  .ldo = stride(op.out)};
-    const int64_t pairs = ceil_div(matrix.panels(), 2);  // kernels like panels in pairs
-    const int tasks = linear_tasks(matrix);
-    run_tasks(tasks, [&](int task, int thread) {
-        const int begin = static_cast<int>(2 * (pairs * task / tasks));
-        const int end = std::min(matrix.panels(), static_cast<int>(2 * (pairs * (task + 1) / tasks)));
-        if (matrix.is_packed()) {
-            table_.linear_packed(packed, begin, end,
-                                 packed_scratch_ + packed_scratch_bytes_ * static_cast<size_t>(thread));
-        } else {
-            table_.linear(plain, begin, end);
-        }
-    });
 }
 
 }  // namespace forerun

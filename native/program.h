@@ -25,7 +25,20 @@ struct View {
     int buffer;
     int column;
     int width;
+
+    bool operator==(const View&) const = default;
 };
+
+// A row stride of an odd number of cache lines: rows of one column then fall into different cache sets.
+constexpr size_t spread_stride(int width, int unit) {
+    const size_t lines = static_cast<size_t>((width + unit - 1) / unit);
+    return (lines | 1) * static_cast<size_t>(unit);
+}
+
+// Sums of the inputs of a block of 16 rows.
+constexpr size_t sum_floats(int inputs) {
+    return static_cast<size_t>((inputs + kTileDepth - 1) / kTileDepth) * kSumsPerTile * kLanes;
+}
 
 // The arrays of batch.py; pointers are borrowed for the call.
 struct BatchArrays {
@@ -55,7 +68,9 @@ class Program {
     void add_silu_mul(View gate, View up, View out);
     void add_add(View x, View y, View out);
     void add_select_outputs(View x, View out);
-    void finish(View logits);  // allocates the buffers
+    // Allocates the buffers. `fuse` merges neighbouring operations into stages, see program_fuse.cpp; no bit depends on
+    // it.
+    void finish(View logits, bool fuse = true);
 
     // ---- running ----
     // Writes the rows' KV and leaves logits of the output rows in logits(). Throws std::invalid_argument, before
@@ -63,9 +78,10 @@ class Program {
     void run(const BatchArrays& batch, KvStore& store);
 
     // ---- timing, for benches and the profiler ----
-    // What an operation is: columns read and written by one row, and the packed weights behind it.
+    // What is timed, an operation or several that run as one ("add+rms_norm+round"): columns read and written by one
+    // row, and the packed weights behind it.
     struct OpShape {
-        const char* kind;
+        std::string kind;
         int layer, inputs, outputs, num_heads, num_kv_heads;
         size_t weight_bytes;
         bool on_outputs;  // runs on the output rows only
@@ -82,16 +98,31 @@ class Program {
     size_t workspace_bytes() const;
 
   private:
-    enum class Kind { kEmbed, kRmsNorm, kLinear, kRope, kWriteKv, kAttention, kSiluMul, kAdd, kSelectOutputs };
+    enum class Kind { kEmbed, kRmsNorm, kRound, kLinear, kRope, kWriteKv, kAttention, kSiluMul, kAdd, kSelectOutputs };
 
     struct Op {
         Kind kind;
         View a{}, b{}, out{};
         const PackedMatrix* matrix = nullptr;
-        int vector = -1;            // norm weight, bias or rotary table
-        bool shares_input = false;  // the linear layer before it has rounded the same input in the same way
+        int vector = -1;  // norm weight, bias or rotary table
         int layer = 0, num_heads = 0, num_kv_heads = 0, rotary_dim = 0, window = 0;
-        float number = 0;  // epsilon or scale
+        float number = 0;       // epsilon or scale
+        int first_head = 0;     // key/value head, of an operation on some heads
+        bool is_scrap = false;  // what it makes or, rounding, takes lies in no buffer but with the thread
+    };
+
+    // Neighbouring operations ops_[begin, end) that run as one parallel region.
+    struct Stage {
+        size_t begin, end;
+        bool by_heads;  // shared out by key/value heads and rows, else by rows
+    };
+
+    // Rows [begin, end) of an operation. scrap  of the thread, for sixteen rows of what goes into no buffer
+    struct RowTask {
+        const BatchArrays& batch;
+        const KvStore& store;
+        int begin, end;
+        float* scrap;
     };
 
     struct Buffer {
@@ -119,14 +150,26 @@ class Program {
     void push(Op op);
     bool runs_on_outputs(const Op& op) const;
 
+    static const char* name_of(Kind kind);
+    OpShape shape_of(const Op& op) const;
+    OpShape shape_of(const Stage& stage) const;
+
+    void plan_stages(bool fuse);
+    size_t end_of_rows(size_t begin) const;
+    size_t end_of_heads(size_t begin) const;
+    bool is_read_behind(size_t index) const;
+
     void check_batch(const BatchArrays& batch, const KvStore& store) const;
     void check_sequence(const BatchArrays& batch, const KvStore& store, int sequence) const;
     void check_store(const KvStore& store) const;
 
-    void run_op(const Op& op, const BatchArrays& batch, const KvStore& store);
+    void run_stage(const Stage& stage, const BatchArrays& batch, const KvStore& store);
+    void run_heads(const Stage& stage, const BatchArrays& batch, const KvStore& store);
+    void run_rows(const Op& op, const RowTask& task) const;
+    void round_rows(const Op& op, const RowTask& task) const;
+    void write_kv(const Op& op, const RowTask& task) const;
     void run_linear(const Op& op, int rows);
-    void round_inputs(const Op& op, int rows);
-    int linear_tasks(const PackedMatrix& matrix) const;
+    int linear_tasks(const PackedMatrix& matrix, int rows) const;
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads);
@@ -136,8 +179,10 @@ class Program {
         if (!times_) return pool_.run(num_tasks, f);
         pool_.run(num_tasks, [&](int task, int thread) { times_->time_task(thread, [&] { f(task, thread); }); });
     }
-    template <class F>
-    void for_rows(int rows, size_t work_per_row, const F& f);
+    int pieces_of(int rows, size_t work_per_row) const;
+    size_t work_per_row(const Stage& stage) const;
+    static size_t scrap_stride(View view) { return spread_stride(view.width, kLanes); }
+    float* scrap_of(int thread) const { return scrap_ + scrap_floats_ * static_cast<size_t>(thread); }
 
     const KernelTable& table_;
     ThreadPool& pool_;
@@ -149,16 +194,18 @@ class Program {
     std::vector<std::vector<float>> vectors_;
     std::vector<RopeTable> rope_tables_;
     std::vector<Op> ops_;
+    std::vector<Stage> stages_;  // all of ops_, in order
     View logits_{};
 
     int max_inputs_ = 0;                            // widest input of a linear layer, padded
     size_t packed_scratch_bytes_ = 0;               // that linear layers over packed weights need at most
     size_t scratch_floats_ = 0, state_floats_ = 0;  // that attention layers need at most
-    size_t partial_floats_ = 0;
+    size_t partial_floats_ = 0, scrap_floats_ = 0;
     std::unique_ptr<HugeBuffer> memory_;
-    uint16_t* rounded_ = nullptr;     // bf16 inputs of the linear layer that runs
+    uint16_t* rounded_ = nullptr;     // bf16 inputs of the next linear layers
     float* sums_ = nullptr;           // of those inputs, where the table needs them
     float* scratch_ = nullptr;        // per thread, for attention
+    float* scrap_ = nullptr;          // per thread
     char* packed_scratch_ = nullptr;  // per thread, for linear layers
     float* partial_ = nullptr;        // attention states of spans computed apart
     std::vector<AttentionTask> tasks_, merges_;

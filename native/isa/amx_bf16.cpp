@@ -32,9 +32,12 @@ namespace amx_bf16 {
 
 #include "kernels/table.inl.h"
 
+#include "kernels/round_rows_amx.inl.h"
+
 static constexpr KernelTable make_tiled_table(const char* name) {
     KernelTable table = make_table(name);
     table.tiles_kv = true;
+    table.round_rows_and_sum = round_blocks_and_sum;
     table.write_kv_bf16 = write_kv_bf16;
     table.attention_bf16 = attention_bf16;
     table.merge_bf16 = attention_merge_bf16;

@@ -14,23 +14,88 @@ FORERUN_INLINE uint16_t* tiled_value(const KvLayer& layer, int head, int slot) {
            slot % layer.block_size;
 }
 
+// The values of one head in up to sixteen rows at neighbouring slots: sixteen components of all of them at a time are
+// turned round, so that each component's positions are one store.
+FORERUN_INLINE void write_values(const float* from, size_t ldv, int rows, int head_dim, uint16_t* to, size_t stride) {
+    const __m512i halves = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11),
+                  high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+    const __mmask16 here = first_lanes(rows).bits;
+    for (int d = 0; d < head_dim; d += kLanes) {
+        __m512i pairs[8];  // of rows, for each component
+        FORERUN_UNROLL
+        for (int i = 0; i < 8; ++i) {
+            const __m512 even = 2 * i < rows ? load(from + 2 * i * ldv + d).v : zero().v;
+            const __m512 odd = 2 * i + 1 < rows ? load(from + (2 * i + 1) * ldv + d).v : zero().v;
+            const __m512bh rounded = _mm512_cvtne2ps_pbh(odd, even);
+            __builtin_memcpy(&pairs[i], &rounded, sizeof rounded);
+            pairs[i] = _mm512_permutexvar_epi16(halves, pairs[i]);
+        }
+        // fours[4 h + j] holds in its lane L the rows 8 h to 8 h + 7 of component 4 L + j.
+        __m512i fours[8];
+        FORERUN_UNROLL
+        for (int h = 0; h < 2; ++h) {
+            const __m512i* p = pairs + 4 * h;
+            const __m512i a = _mm512_unpacklo_epi32(p[0], p[1]), b = _mm512_unpacklo_epi32(p[2], p[3]);
+            const __m512i c = _mm512_unpackhi_epi32(p[0], p[1]), e = _mm512_unpackhi_epi32(p[2], p[3]);
+            fours[4 * h] = _mm512_unpacklo_epi64(a, b);
+            fours[4 * h + 1] = _mm512_unpackhi_epi64(a, b);
+            fours[4 * h + 2] = _mm512_unpacklo_epi64(c, e);
+            fours[4 * h + 3] = _mm512_unpackhi_epi64(c, e);
+        }
+        FORERUN_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            uint16_t* const out = to + (d + j) * stride;
+            const __m512i first = _mm512_permutex2var_epi64(fours[j], low, fours[4 + j]);
+            const __m512i last = _mm512_permutex2var_epi64(fours[j], high, fours[4 + j]);
+            _mm256_mask_storeu_epi16(out, here, _mm512_castsi512_si256(first));
+            _mm256_mask_storeu_epi16(out + 4 * stride, here, _mm512_extracti64x4_epi64(first, 1));
+            _mm256_mask_storeu_epi16(out + 8 * stride, here, _mm512_castsi512_si256(last));
+            _mm256_mask_storeu_epi16(out + 12 * stride, here, _mm512_extracti64x4_epi64(last, 1));
+        }
+    }
+}
+
+FORERUN_INLINE void write_value(const float* from, int head_dim, uint16_t* to, size_t stride) {
+    for (int d = 0; d < head_dim; d += kLanes) {
+        uint16_t rounded[kLanes];
+        store_bf16_first(rounded, load(from + d), kLanes);
+        FORERUN_UNROLL
+        for (int i = 0; i < kLanes; ++i)
+            to[(d + i) * stride] = rounded[i];
+    }
+}
+
+// Up to sixteen rows from `row` on, before `end`, whose slots are neighbours in one block.
+FORERUN_INLINE int neighbouring_slots(const WriteKvArgs& args, int row, int end) {
+    int rows = 1;
+    while (rows < kLanes && row + rows < end && args.slots[row + rows] == args.slots[row] + rows &&
+           args.slots[row + rows] % args.layer.block_size != 0)
+        ++rows;
+    return rows;
+}
+
 static void write_kv_bf16(const WriteKvArgs& args, int row_begin, int row_end) {
     const KvLayer& layer = args.layer;
     if (!layer.is_tiled) return write_kv<uint16_t>(args, row_begin, row_end);
     const size_t stride = static_cast<size_t>(layer.block_size);
-    for (int row = row_begin; row < row_end; ++row) {
+    for (int row = row_begin, rows; row < row_end; row += rows) {
+        rows = neighbouring_slots(args, row, row_end);
         for (int head = 0; head < layer.num_heads; ++head) {
-            const float* k = args.k + row * args.ldk + static_cast<size_t>(head) * layer.head_dim;
-            const float* v = args.v + row * args.ldv + static_cast<size_t>(head) * layer.head_dim;
-            uint16_t* key = tiled_key(layer, head, args.slots[row]);
-            uint16_t* value = tiled_value(layer, head, args.slots[row]);
-            for (int d = 0; d < layer.head_dim; d += kLanes) {
-                uint16_t rounded[kLanes];
-                store_bf16_first(key + d, load(k + d), kLanes);
-                store_bf16_first(rounded, load(v + d), kLanes);
-                FORERUN_UNROLL
-                for (int i = 0; i < kLanes; ++i)
-                    value[(d + i) * stride] = rounded[i];
+            const size_t column = static_cast<size_t>(head) * layer.head_dim;
+            const float* const v = args.v + row * args.ldv + column;
+            uint16_t* const key = tiled_key(layer, head, args.slots[row]);
+            uint16_t* const value = tiled_value(layer, head, args.slots[row]);
+            for (int i = 0; i < rows; ++i) {
+                const float* const k = args.k + (row + i) * args.ldk + column;
+                for (int d = 0; d < layer.head_dim; d += kLanes)
+                    store_bf16_first(key + static_cast<size_t>(i) * layer.head_dim + d, load(k + d), kLanes);
+            }
+            if (rows == 1) {
+                write_value(v, layer.head_dim, value, stride);
+            } else {
+                write_values(v, args.ldv, rows, layer.head_dim, value, stride);
             }
         }
     }

@@ -10,13 +10,17 @@
 // tiles apart from each other so that all of it overlaps with the weights' way from memory. More rows take a few tiles
 // of two panels at a time: unpacked once, multiplied by one block of 16 rows after the other.
 
-constexpr size_t kPackedPrefetch = 4096;               // bytes ahead of the tile in use
-constexpr size_t kResidentInputs = size_t{512} << 10;  // bytes of inputs that stay in the level 2 cache
-constexpr int kRing = 4;                               // tiles between unpacking and adding up
+constexpr size_t kFarBytes = 16384, kNearBytes = 1024;  // ahead of the tile in use: into the second and first level
+constexpr size_t kResidentInputs = size_t{512} << 10;   // bytes of inputs that stay in the level 2 cache
+constexpr int kRing = 4;                                // tiles between unpacking and adding up
 constexpr int kRangeTiles = 4;  // of two panels, unpacked for many rows: all stays in the level 1 cache
 
 template <TileFormat F>
 constexpr bool kAddsSums = has_minimum(F) || code_excess(F) != 0;
+
+FORERUN_INLINE void prefetch_far(const void* p) {
+    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 // Puts an array in memory: gcc's tile loads do not say that they read it.
 template <class Array>
@@ -144,8 +148,10 @@ FORERUN_INLINE void unpack_next(const FewRows<F, ROWS>& pass, __m512i values, in
     constexpr TileShape kShape = tile_shape(F);
     const uint8_t* const at = pass.panel + tile_offset(kShape, tile);
     FORERUN_UNROLL
-    for (size_t line = 0; line < kShape.tile_bytes; line += 64)
-        prefetch(at + kPackedPrefetch + line);
+    for (size_t line = 0; line < kShape.tile_bytes; line += 64) {
+        prefetch_far(at + kFarBytes + line);
+        prefetch(at + kNearBytes + line);
+    }
     unpack_codes<F>(at + kShape.scale_bytes, values, pass.codes[tile & (kRing - 1)]);
 }
 
@@ -241,7 +247,7 @@ static void unpack_range(const PackedLinearArgs& args, int panel, int panels, Un
         for (int i = 0; i < range.tiles; ++i) {
             const uint8_t* const at = from + tile_offset(kShape, range.first + i);
             for (size_t line = 0; line < kShape.tile_bytes; line += 64)
-                prefetch(at + kPackedPrefetch + line);
+                prefetch_far(at + kFarBytes + line);
             unpack_codes<F>(at + kShape.scale_bytes, values, range.codes[p][i]);
             range.scales[p][i] = tile_scale_vectors<F>(from + header_offset(kShape, range.first + i), at);
         }

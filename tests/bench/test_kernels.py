@@ -99,15 +99,26 @@ def test_the_program_tells_its_operations(rig: Rig, loaded: tuple[LLM, EngineOpt
     spec: ModelSpec = loaded[0].model.spec
     ops = program_ops(rig.backend)
     kinds = [one.kind for one in ops]
-    layer = ["rms_norm", "linear", "rope", "rope", "write_kv", "attention", "linear", "add"]
-    layer += ["rms_norm", "linear", "silu_mul", "linear", "add"]
-    assert kinds == ["embed", *layer * spec.num_layers, "select_outputs", "rms_norm", "linear"]
+    first = ["linear", "rope+write_kv", "attention", "round", "linear", "add+rms_norm+round"]
+    layer = [*first, "linear", "silu_mul+round", "linear", "add+rms_norm+round"]
+    layers = (layer * spec.num_layers)[:-1]
+    assert kinds == ["embed+rms_norm+round", *layers, "add", "select_outputs+rms_norm+round", "linear"]
     linear = [(one.inputs, one.outputs) for one in ops if one.kind == "linear"]
     assert linear[:4] == [(64, 128), (64, 64), (64, 192), (96, 64)]
     assert linear[-1] == (64, spec.vocab_size)
     assert [one.layer for one in ops if one.kind == "attention"] == [0, 1]
     assert all(one.weight_bytes >= 2 * one.inputs * one.outputs for one in ops if one.kind == "linear")
-    assert [one.kind for one in ops if one.on_outputs] == ["rms_norm", "linear"]
+    assert [one.kind for one in ops if one.on_outputs] == ["select_outputs+rms_norm+round", "linear"]
+    columns = {one.kind: (one.inputs, one.outputs) for one in ops if "+" in one.kind}
+    hidden, intermediate = 64, 96
+    q, kv = 64, 32
+    assert columns == {  # values as bfloat16 count half
+        "embed+rms_norm+round": (hidden // 2, hidden + hidden // 2),
+        "rope+write_kv": (q + 2 * kv, q + kv + 2 * kv),
+        "add+rms_norm+round": (2 * hidden, hidden + hidden // 2),
+        "silu_mul+round": (2 * intermediate, intermediate // 2),
+        "select_outputs+rms_norm+round": (hidden, hidden + hidden // 2),
+    }
 
 
 def test_timing_operations_changes_no_bit(rig: Rig) -> None:

@@ -39,10 +39,11 @@ class MachineMeter:
 
 @dataclass(frozen=True)
 class Op:
-    """One operation of a program.
+    """One operation of a program, or several that run together.
 
+    kind             of the operation, or of its parts: "add+rms_norm+round"
     inputs, outputs  columns that it reads and writes for a row, 0 outputs: in place or into the KV store
-    weight_bytes     packed, of its matrix or embedding table
+    weight_bytes     packed, of its matrix or embedding table; 0 where an embedding runs together with others
     on_outputs       it runs on the output rows only
     """
 

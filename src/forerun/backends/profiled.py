@@ -1,6 +1,7 @@
 """ProfiledCpuBackend: a CpuBackend that tells a Profile how long every operation and every draw took.
 
-Operations are told apart by kind, shape and weight format; layers are not.
+Operations are told apart by kind, shape and weight format; layers are not. Those that run together count as one, named
+by its parts: "add+norm+round".
 """
 
 import time
@@ -52,8 +53,7 @@ class ProfiledCpuBackend(CpuBackend):
 
 def _name(shape: _native.OpShape) -> str:
     """Kind, and for a matrix its shape and the bits of a packed weight."""
-    name = NAMES.get(shape.kind, shape.kind)
     if shape.kind != "linear":
-        return name
+        return "+".join(NAMES.get(kind, kind) for kind in shape.kind.split("+"))
     bits = 8 * shape.weight_bytes / (shape.inputs * shape.outputs)
-    return f"{name} {shape.inputs} x {shape.outputs}, {bits:.1f} bits"
+    return f"linear {shape.inputs} x {shape.outputs}, {bits:.1f} bits"

@@ -1,7 +1,8 @@
 """Every operation of a model's program against the limit that binds it.
 
 Operations are timed where they run: inside whole steps of the loaded model, so that every matrix comes from memory as
-it does in service. Those of one kind and shape are added up over the layers, and the median over the steps counts.
+it does in service. What runs together is one operation here, named by its parts. Those of one kind and shape are added
+up over the layers, and the median over the steps counts.
 
     memory_s = bytes / bandwidth   compute_s = operations / peak   fraction = max(memory_s, compute_s) / seconds
 
@@ -143,7 +144,7 @@ class StepShape:
 
     def work(self, op: Op) -> Work:
         """What `op` must do in the step."""
-        rows = self.outputs if op.on_outputs or op.kind == "select_outputs" else self.rows
+        rows = self.outputs if op.on_outputs else self.rows
         values = 4.0 * rows * (op.inputs + (op.outputs or op.inputs))
         if op.kind == "attention":
             pairs = rows * self.context + rows * (rows + 1) / 2  # (query, key) of a head
