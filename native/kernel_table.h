@@ -48,10 +48,9 @@ struct LinearArgs {
     size_t ldo;
 };
 
-// Panels that tables without tile products unpack at once in linear layers over packed weights.
-constexpr int kUnpackedPanels = 4;
-constexpr int kMaxPackedBlocks = 32;  // of 16 rows that those with tile products multiply by what they unpack
+constexpr int kMaxPackedBlocks = 32;  // of 16 rows that tables with tile products multiply by what they unpack
 constexpr int kSumsPerTile = 3;
+constexpr size_t kPackedScratchBytes = size_t{64} << 10;
 
 // The same with weights in a packed format, see tile_formats.h.
 struct PackedLinearArgs {
@@ -134,7 +133,7 @@ struct KernelTable {
     // 32 inputs, of the first 16, of the others.
     void (*round_rows_and_sum)(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
                                size_t ldo, float* sums, size_t block_floats);
-    // `scratch` holds packed_scratch_bytes(K) bytes, 64-byte aligned, private to the thread.
+    // `scratch` holds kPackedScratchBytes, 64-byte aligned, private to the thread.
     void (*linear_packed)(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch);
     // out[r] = row tokens[r] of a packed [V, E] matrix.
     void (*embed)(const uint16_t* panels, int k_tiles, const int32_t* tokens, int rows, int width, float* out,
@@ -157,14 +156,6 @@ struct KernelTable {
     void (*merge_fp32)(const AttentionArgs& args, const AttentionTask& task, float* scratch);
     SamplingKernels sampling;
 };
-
-// A few panels as bfloat16, or the totals of blocks of rows for two panels.
-constexpr size_t packed_scratch_bytes(int inputs) {
-    const size_t panels =
-        static_cast<size_t>(kUnpackedPanels) * kLanes * static_cast<size_t>(inputs) * sizeof(uint16_t);
-    const size_t totals = size_t{2} * kMaxPackedBlocks * kLanes * kLanes * sizeof(float);
-    return panels > totals ? panels : totals;
-}
 
 constexpr int padded(int width) {
     return (width + kLanes - 1) / kLanes * kLanes;

@@ -94,7 +94,7 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
                 (bias < 0 || static_cast<int>(vectors_[static_cast<size_t>(bias)].size()) == matrix.rows()),
             "a bias must be as wide as its output");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
-    if (matrix.is_packed()) packed_scratch_bytes_ = packed_scratch_bytes(max_inputs_);
+    if (matrix.is_packed()) packed_scratch_bytes_ = kPackedScratchBytes;
     // Layers side by side share their rounded input, if the one before has left all that this one needs.
     const Op* const before = ops_.empty() ? nullptr : &ops_.back();
     const bool is_rounded = before && before->kind == Kind::kLinear && before->a == x &&

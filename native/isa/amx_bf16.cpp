@@ -23,12 +23,14 @@ namespace amx_bf16 {
 
 #include "kernels/linear_amx.inl.h"
 
-#include "kernels/row_passes.inl.h"
+#include "kernels/packed_formats.inl.h"
 #include "kernels/unpack_codes.inl.h"
-
-#include "kernels/table.inl.h"
+#include "kernels/unpack_lanes.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"
+#include "kernels/row_passes.inl.h"
+
+#include "kernels/table.inl.h"
 
 #include "kernels/round_rows_amx.inl.h"
 
@@ -36,7 +38,6 @@ static constexpr KernelTable make_tiled_table(const char* name) {
     KernelTable table = make_table(name);
     table.tiles_kv = true;
     table.round_rows_and_sum = round_blocks_and_sum;
-    table.linear_packed = linear_packed_tiles;
     table.write_kv_bf16 = write_kv_bf16;
     table.attention_bf16 = attention_bf16;
     table.merge_bf16 = attention_merge_bf16;

@@ -19,6 +19,11 @@ namespace avx512_bf16 {
 
 #include "kernels/linear_avx512_bf16.inl.h"
 
+#include "kernels/packed_formats.inl.h"
+#include "kernels/unpack_lanes.inl.h"
+
+#include "kernels/linear_packed.inl.h"
+#include "kernels/round_and_sum.inl.h"
 #include "kernels/row_passes.inl.h"
 
 #include "kernels/table.inl.h"

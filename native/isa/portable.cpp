@@ -16,6 +16,11 @@ namespace portable {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/packed_formats.inl.h"
+#include "kernels/unpack_lanes.inl.h"
+
+#include "kernels/linear_packed.inl.h"
+#include "kernels/round_and_sum.inl.h"
 #include "kernels/row_passes.inl.h"
 
 #include "kernels/table.inl.h"

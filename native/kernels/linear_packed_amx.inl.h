@@ -34,16 +34,8 @@ struct TileScale {
 
 template <TileFormat F>
 FORERUN_INLINE TileScale tile_scale_vectors(const uint8_t* header, const uint8_t* tile) {
-    const LaneScales scales = lane_scales<F>(header, tile);
-    if constexpr (code_excess(F) == 0) return {scales.scale.v, scales.minimum.v};
-    return {scales.scale.v, _mm512_mul_ps(scales.scale.v, _mm512_set1_ps(-static_cast<float>(code_excess(F))))};
-}
-
-// Where the sums of 16 rows' inputs of a tile begin, see round_rows_and_sum.
-template <TileFormat F>
-FORERUN_INLINE const float* tile_sums(const float* sums, int tile) {
-    return sums +
-           (tile_shape(F).inputs == kTileDepth ? kSumsPerTile * tile : tile / 2 * kSumsPerTile + tile % 2 + 1) * kLanes;
+    const LaneScales scales = lane_scales<F, code_excess(F)>(header, tile);
+    return {scales.scale.v, scales.minimum.v};
 }
 
 FORERUN_INLINE float add_lanes(__m512 values) {
@@ -374,7 +366,7 @@ static void multiply_packed(const PackedLinearArgs& args, int panel_begin, int p
     }
 }
 
-static void linear_packed_tiles(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
+static void linear_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
     with_format(args.format, [&]<TileFormat F> { multiply_packed<F>(args, panel_begin, panel_end, scratch); });
     _tile_release();
 }

@@ -1,16 +1,12 @@
 // The table of the kernels included above it.
 
-#include "unpack_lanes.inl.h"
-
-#include "linear_packed.inl.h"
-
 static constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         .name = name,
         .tiles_kv = false,
         .round_rows = round_rows,
         .linear = linear,
-        .round_rows_and_sum = nullptr,
+        .round_rows_and_sum = round_rows_and_sum,
         .linear_packed = linear_packed,
         .embed = embed,
         .rms_norm = rms_norm,

@@ -56,9 +56,12 @@ struct Eight {
         return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
     }
     template <int SHIFT>
-    FORERUN_INLINE Eight field(Words words, int mask) {
-        return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(words.v, SHIFT), _mm256_set1_epi32(mask)))};
+    FORERUN_INLINE Words shift_right(Words words) {
+        return {_mm256_srli_epi32(words.v, SHIFT)};
     }
+    FORERUN_INLINE Words both(Words words, int mask) { return {_mm256_and_si256(words.v, _mm256_set1_epi32(mask))}; }
+    FORERUN_INLINE Words either(Words a, Words b) { return {_mm256_or_si256(a.v, b.v)}; }
+    FORERUN_INLINE Eight to_float(Words words) { return {_mm256_cvtepi32_ps(words.v)}; }
     FORERUN_INLINE Eight halves(const uint8_t* p) {
         const __m256 value = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         const __m256 nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));

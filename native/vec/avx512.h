@@ -157,10 +157,19 @@ struct Words {
 FORERUN_INLINE Words load_words(const uint8_t* p) {
     return {_mm512_loadu_si512(p)};
 }
-// Words shifted right by SHIFT, under a mask, as int32 to float.
 template <int SHIFT>
-FORERUN_INLINE Vec field(Words words, int mask) {
-    return {_mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(words.v, SHIFT), _mm512_set1_epi32(mask)))};
+FORERUN_INLINE Words shift_right(Words words) {
+    return {_mm512_srli_epi32(words.v, SHIFT)};
+}
+FORERUN_INLINE Words operator&(Words words, int mask) {
+    return {_mm512_and_si512(words.v, _mm512_set1_epi32(mask))};
+}
+FORERUN_INLINE Words operator|(Words a, Words b) {
+    return {_mm512_or_si512(a.v, b.v)};
+}
+// As int32.
+FORERUN_INLINE Vec to_float(Words words) {
+    return {_mm512_cvtepi32_ps(words.v)};
 }
 // float16; NaN loses its payload.
 FORERUN_INLINE Vec halves(const uint8_t* p) {

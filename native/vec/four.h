@@ -63,9 +63,12 @@ struct Four {
         return words;
     }
     template <int SHIFT>
-    FORERUN_INLINE Four field(Words words, int mask) {
-        return {__builtin_convertvector((I32x4)((words.v >> SHIFT) & static_cast<uint32_t>(mask)), F32x4)};
+    FORERUN_INLINE Words shift_right(Words words) {
+        return {words.v >> SHIFT};
     }
+    FORERUN_INLINE Words both(Words words, int mask) { return {words.v & static_cast<uint32_t>(mask)}; }
+    FORERUN_INLINE Words either(Words a, Words b) { return {a.v | b.v}; }
+    FORERUN_INLINE Four to_float(Words words) { return {__builtin_convertvector((I32x4)words.v, F32x4)}; }
     FORERUN_INLINE Four halves(const uint8_t* p) {
         typedef uint16_t U16x4 __attribute__((vector_size(8)));
         U16x4 half;

@@ -65,10 +65,19 @@ typedef Vec::Words Words;  // sixteen uint32
 FORERUN_INLINE Words load_words(const uint8_t* p) {
     return Vec::load_words(p);
 }
-// Words shifted right by SHIFT, under a mask, as int32 to float.
 template <int SHIFT>
-FORERUN_INLINE Vec field(Words words, int mask) {
-    return Vec::field<SHIFT>(words, mask);
+FORERUN_INLINE Words shift_right(Words words) {
+    return Vec::shift_right<SHIFT>(words);
+}
+FORERUN_INLINE Words operator&(Words words, int mask) {
+    return Vec::both(words, mask);
+}
+FORERUN_INLINE Words operator|(Words a, Words b) {
+    return Vec::either(a, b);
+}
+// As int32.
+FORERUN_INLINE Vec to_float(Words words) {
+    return Vec::to_float(words);
 }
 // float16; NaN loses its payload.
 FORERUN_INLINE Vec halves(const uint8_t* p) {

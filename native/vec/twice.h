@@ -42,9 +42,12 @@ struct Twice {
     };
     FORERUN_INLINE Words load_words(const uint8_t* p) { return {T::load_words(p), T::load_words(p + 4 * T::kWidth)}; }
     template <int SHIFT>
-    FORERUN_INLINE Twice field(Words words, int mask) {
-        return {T::template field<SHIFT>(words.low, mask), T::template field<SHIFT>(words.high, mask)};
+    FORERUN_INLINE Words shift_right(Words words) {
+        return {T::template shift_right<SHIFT>(words.low), T::template shift_right<SHIFT>(words.high)};
     }
+    FORERUN_INLINE Words both(Words words, int mask) { return {T::both(words.low, mask), T::both(words.high, mask)}; }
+    FORERUN_INLINE Words either(Words a, Words b) { return {T::either(a.low, b.low), T::either(a.high, b.high)}; }
+    FORERUN_INLINE Twice to_float(Words words) { return {T::to_float(words.low), T::to_float(words.high)}; }
     FORERUN_INLINE Twice halves(const uint8_t* p) { return {T::halves(p), T::halves(p + 2 * T::kWidth)}; }
     template <class Byte>
     FORERUN_INLINE Twice bytes(const Byte* p) {

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from forerun import _native
-from forerun.backends.reference import round_to_bf16
 from forerun.models.files.dequantise import dequantise
 from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run
 
@@ -95,12 +94,9 @@ def test_linear_is_right_and_a_row_does_not_depend_on_others(table, name, output
     packed, values = pack_stored(name, blocks, inputs, pool), values_of(name, blocks, inputs)
     x, bias = exact((64, inputs)), exact((outputs,), 2)
     everything = linear(table, x, packed, outputs, bias)
-    if table == "amx_bf16":  # multiplies the codes themselves
-        weights, error = values.astype(np.float64), 2e-6
-    else:
-        weights, error = round_to_bf16(values).astype(np.float64), 2e-6
+    weights = values.astype(np.float64)
     size = np.abs(x) @ np.abs(weights).T + np.abs(bias)
-    assert np.max(np.abs(everything - (x @ weights.T + bias)) / size) < error
+    assert np.max(np.abs(everything - (x @ weights.T + bias)) / size) < 2e-6
     for rows in ROWS:
         got = linear(table, x[:rows], packed, outputs, bias, threads=1 + rows % 3)
         np.testing.assert_array_equal(got, everything[:rows])
@@ -115,32 +111,41 @@ def test_linear_of_small_whole_numbers_is_exact(table, name):
     packed, values = pack_stored(name, blocks, inputs, pool), values_of(name, blocks, inputs)
     rng = np.random.default_rng(1)
     x = rng.integers(-2, 3, (40, inputs)).astype(np.float32)
-    if table != "amx_bf16":
-        values = round_to_bf16(values)
     want = x.astype(np.float64) @ values.T.astype(np.float64)
     np.testing.assert_array_equal(linear(table, x, packed, outputs), want)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("table", [table for table in TABLES if table != "amx_bf16"])
-def test_linear_without_tile_products_has_the_bits_of_bf16_weights(table, name):
+def test_tables_that_fuse_multiply_add_agree_to_the_bit(name):
     blocks, pool = random_blocks(name, 50, 768), _native.ThreadPool(2)
-    packed, bf16 = pack_stored(name, blocks, 768, pool), pack(values_of(name, blocks, 768), pool)
-    x = exact((9, 768))
-    np.testing.assert_array_equal(linear(table, x, packed, 50), linear(table, x, bf16, 50))
+    packed, x = pack_stored(name, blocks, 768, pool), exact((21, 768))
+    results = [linear(table, x, packed, 50) for table in TABLES if table in ("avx512", "avx512_bf16", "avx2")]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
-def test_linear_of_many_rows_and_inputs(name):
-    """530 rows take several ranges of inputs."""
-    inputs, table = 1792, TABLES[0]
+@pytest.mark.parametrize("table", TABLES)
+def test_linear_of_many_rows_and_inputs(table, name):
+    """Many rows take several ranges of inputs; so do few, where inputs are laid out for them."""
+    inputs = 1792
     blocks, pool = random_blocks(name, 150, inputs), _native.ThreadPool(2)
     packed = pack_stored(name, blocks, inputs, pool)
     x = exact((530, inputs))
     everything = linear(table, x, packed, 150)
-    for start, rows in ((0, 16), (100, 1), (480, 50)):
-        got = linear(table, x[start : start + rows], packed, 150)
+    for start, rows in ((0, 16), (100, 1), (300, 5), (480, 50)):
+        got = linear(table, x[start : start + rows], packed, 150, threads=1 + rows % 2)
         np.testing.assert_array_equal(got, everything[start : start + rows])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_totals_of_many_outputs_wait_between_ranges_of_inputs(table):
+    """12 rows take the inputs in ranges, with more panels than fit the scratch memory; one row takes all at once."""
+    outputs, inputs = 1500, 1024
+    blocks, pool = random_blocks("Q4_0", outputs, inputs), _native.ThreadPool(2)
+    packed, x = pack_stored("Q4_0", blocks, inputs, pool), exact((12, inputs))
+    alone = [linear(table, row[None], packed, outputs) for row in x]
+    np.testing.assert_array_equal(linear(table, x, packed, outputs, threads=1), np.concatenate(alone))
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -1,9 +1,8 @@
 """Which packed format each matrix gets.
 
 Place: between a model's weights and the CPU backend's load. The kernels multiply GGUF's quantised blocks as they are:
-`file` keeps them and takes bfloat16 for everything else, so weights are the file's (rounded to bfloat16 by the kernel
-tables without tile products). `int8` and
-`int4` change the weights of matrices that are stored with more bits (backends/quantisation).
+`file` keeps them and takes bfloat16 for everything else, so the weights of those blocks are the file's, unrounded.
+`int8` and `int4` change the weights of matrices that are stored with more bits (backends/quantisation).
 """
 
 from collections.abc import Callable, Mapping, Sequence
