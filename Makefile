@@ -17,7 +17,7 @@ INSTALLED_FROM := pyproject.toml CMakeLists.txt $(shell find src native \( -type
 	-not -name __pycache__ -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-parity check lint types format build sanitize docs clean prerequisites
+.PHONY: neon help demo test test-all test-parity check lint types format build sanitize docs clean prerequisites
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -60,6 +60,9 @@ build: $(VENV)/build-tools $(VENV)/extra-dev  ## editable installation: Python e
 sanitize: $(VENV)/installed $(VENV)/extra-dev  ## native tests under Address-, UndefinedBehavior- and ThreadSanitizer
 	sh tools/sanitize.sh address $(BIN)/python
 	sh tools/sanitize.sh thread $(BIN)/python
+
+neon:  ## compile the NEON table with a cross compiler and compare it with the portable one on an emulator
+	@sh tools/check_neon.sh
 
 docs: $(VENV)/extra-docs  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
