@@ -9,7 +9,7 @@ namespace forerun {
 namespace {
 
 constexpr size_t kLinearTaskBytes = size_t{128} << 10;  // of weights that one task of a linear layer streams
-constexpr size_t kMaxThreadTasks = 64;                  // of a linear layer, for every thread
+constexpr size_t kMaxThreadTasks = 8;                   // of a linear layer, for every thread
 constexpr size_t kManyRowsTasks = 4;                    // the same with many rows
 constexpr size_t kSerialWork = 16384;                   // elements below which waking threads costs more than it saves
 constexpr int kSharedRows = 8;   // of one task at least, where sixteen rows write into the same cache lines
@@ -209,6 +209,17 @@ int Program::linear_tasks(const PackedMatrix& matrix, int rows) const {
     return std::min(tasks, ceil_div(matrix.panels(), 2));
 }
 
+namespace {
+
+// Which of `tasks` tasks the `claim`-th claim gets, so that threads that keep pace each walk through a range of their
+// own: what one prefetches behind the end of a task is then its own next one.
+int task_of_claim(int claim, int tasks, int threads) {
+    const int range = claim % threads, longer = tasks % threads;
+    return range * (tasks / threads) + std::min(range, longer) + claim / threads;
+}
+
+}  // namespace
+
 void Program::run_linear(const Op& op, int rows) {
     const PackedMatrix& matrix = *op.matrix;
     const size_t ldx = spread_stride(matrix.cols(), kTileDepth);
@@ -230,7 +241,8 @@ void Program::run_linear(const Op& op, int rows) {
                                   .ldo = stride(op.out)};
     const int64_t pairs = ceil_div(matrix.panels(), 2);  // kernels like panels in pairs
     const int tasks = linear_tasks(matrix, rows);
-    run_tasks(tasks, [&](int task, int thread) {
+    run_tasks(tasks, [&](int claim, int thread) {
+        const int task = task_of_claim(claim, tasks, pool_.size());
         const int begin = static_cast<int>(2 * (pairs * task / tasks));
         const int end = std::min(matrix.panels(), static_cast<int>(2 * (pairs * (task + 1) / tasks)));
         if (matrix.is_packed()) {
