@@ -11,7 +11,7 @@ PIP_COMMAND := python -m pip --disable-pip-version-check --no-input -qq
 PIP := $(BIN)/$(PIP_COMMAND)
 
 PYTHON_SOURCES := src tests tools
-NATIVE_SOURCES := $(shell find native -type f \( -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
+NATIVE_SOURCES := $(shell find native tools -type f \( -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
 # Directories are listed too: their time changes when a file is added or removed.
 INSTALLED_FROM := pyproject.toml CMakeLists.txt $(shell find src native \( -type d -o -type f \) \
 	-not -name __pycache__ -not -name '*.pyc' -not -name '*.so' 2>/dev/null)

@@ -17,6 +17,8 @@ namespace amx_bf16 {
 
 #include "kernels/attention_tiled_kv.inl.h"
 
+#include "kernels/tile_config.inl.h"
+
 #include "kernels/attention_tiles.inl.h"
 
 #include "kernels/attention_amx.inl.h"
@@ -28,6 +30,7 @@ namespace amx_bf16 {
 #include "kernels/unpack_lanes.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"
+#include "kernels/round_and_sum.inl.h"
 #include "kernels/row_passes.inl.h"
 
 #include "kernels/table.inl.h"

@@ -70,20 +70,10 @@ constexpr int kLeft = 4, kRight = 5, kLeftTail = 6, kRightTail = 7;
 constexpr size_t kTileRow = 64;
 
 FORERUN_INLINE void configure_attention_tiles() {
-    struct alignas(64) Config {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {};
-    config.palette = 1;
-    for (int tile = 0; tile < 8; ++tile) {
-        config.row_bytes[tile] = kTileRow;
-        config.rows[tile] = kLanes;
-    }
-    config.row_bytes[kLeftTail] = kTileRow / 2;
-    config.rows[kRightTail] = kLanes / 2;
-    __asm__ volatile("" : : "r"(&config) : "memory");  // see configure_tiles
-    _tile_loadconfig(&config);
+    TileConfig config;
+    for (int tile = 0; tile < 8; ++tile)
+        config.set(tile, tile == kRightTail ? kLanes / 2 : kLanes, tile == kLeftTail ? kTileRow / 2 : kTileRow);
+    config.load();
 }
 
 // Sixteen vectors of sixteen 32-bit lanes: rows become columns.

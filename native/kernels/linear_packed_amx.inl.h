@@ -28,62 +28,28 @@ FORERUN_INLINE void finish_stores(const Array& array) {
     __asm__ volatile("" : : "m"(array));
 }
 
-struct TileScale {
-    __m512 d, m;
-};
-
 template <TileFormat F>
-FORERUN_INLINE TileScale tile_scale_vectors(const uint8_t* header, const uint8_t* tile) {
-    const LaneScales scales = lane_scales<F, code_excess(F)>(header, tile);
-    return {scales.scale.v, scales.minimum.v};
+FORERUN_INLINE LaneScales code_scales(const uint8_t* header, const uint8_t* tile) {
+    return lane_scales<F, code_excess(F)>(header, tile);
 }
 
-FORERUN_INLINE float add_lanes(__m512 values) {
-    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(values), _mm512_extractf32x8_ps(values, 1));
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
+constexpr int kInputTile = 4, kCodeTile = 6;  // and products in tiles 0 to 3
 
-static void round_rows_and_sum(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
-                               size_t ldo, float* sums, size_t block_floats) {
-    const auto widen = [](__m512i rounded, int half) __attribute__((always_inline)) {
-        const __m256i words = half ? _mm512_extracti64x4_epi64(rounded, 1) : _mm512_castsi512_si256(rounded);
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
-    };
-    for (int row = row_begin; row < row_end; ++row) {
-        const float* from = x + static_cast<size_t>(row) * ldx;
-        uint16_t* to = out + static_cast<size_t>(row) * ldo;
-        float* sum = sums + static_cast<size_t>(row / kLanes) * block_floats + row % kLanes;
-        for (int i = 0; i < static_cast<int>(ldo); i += kTileDepth, sum += kSumsPerTile * kLanes) {
-            const __m512i rounded =
-                round_pair(load_first(from + i, width - i).v, load_first(from + i + kLanes, width - i - kLanes).v);
-            _mm512_storeu_si512(to + i, rounded);
-            if (i >= width) continue;
-            sum[kLanes] = add_lanes(widen(rounded, 0));
-            sum[2 * kLanes] = add_lanes(widen(rounded, 1));
-            sum[0] = sum[kLanes] + sum[2 * kLanes];
-        }
-    }
-}
-
-// Products 0-3, inputs 4-5 (`rows` rows), codes 6-7.
+// For `rows` rows.
 template <TileFormat F>
 FORERUN_INLINE void configure_packed(int rows) {
     TileConfig config;
-    for (int tile = 0; tile < 4; ++tile)
-        config.set(tile, rows, 64);
-    config.set(4, rows, 2 * tile_shape(F).inputs);
-    config.set(5, rows, 2 * tile_shape(F).inputs);
-    config.set(6, tile_shape(F).inputs / 2, 64);
-    config.set(7, tile_shape(F).inputs / 2, 64);
+    for (int product = 0; product < 4; ++product)
+        config.set(product, rows, 64);
+    config.set(kInputTile, rows, 2 * tile_shape(F).inputs);
+    config.set(kCodeTile, tile_shape(F).inputs / 2, 64);
     config.load();
 }
 
 template <TileFormat F>
-FORERUN_INLINE __m512 add_product(__m512 total, const float* product, TileScale scale, const float* sum) {
-    total = _mm512_fmadd_ps(_mm512_load_ps(product), scale.d, total);
-    if constexpr (kAddsSums<F>) total = _mm512_fmadd_ps(_mm512_set1_ps(*sum), scale.m, total);
+FORERUN_INLINE __m512 add_product(__m512 total, const float* product, LaneScales scales, const float* sum) {
+    total = _mm512_fmadd_ps(_mm512_load_ps(product), scales.scale.v, total);
+    if constexpr (kAddsSums<F>) total = _mm512_fmadd_ps(_mm512_set1_ps(*sum), scales.minimum.v, total);
     return total;
 }
 
@@ -99,9 +65,7 @@ static void store_totals(const PackedLinearArgs& args, const float* totals, int 
     }
 }
 
-// ---- up to 16 rows ----
-
-// Product PLACE of the ring to memory. Tiles go by names that the assembler sees, hence the cases.
+// Product PLACE to memory. Tiles go by names that the assembler sees, hence the cases.
 template <int PLACE>
 FORERUN_INLINE void store_product(float* to) {
     if constexpr (PLACE == 0) _tile_stored(0, to, 64);
@@ -132,6 +96,8 @@ FORERUN_INLINE void multiply_inputs(const uint16_t* codes) {
     }
 }
 
+// ---- up to 16 rows ----
+
 // A pass of at most ROWS rows over one panel. Functions instead of lambdas that call each other, and `total` apart:
 // gcc 12 would keep it in memory.
 template <TileFormat F, int ROWS>
@@ -159,12 +125,12 @@ template <int PLACE, TileFormat F, int ROWS>
 FORERUN_INLINE void add_tile(const FewRows<F, ROWS>& pass, __m512 (&total)[ROWS], int tile) {
     constexpr TileShape kShape = tile_shape(F);
     store_product<PLACE>(pass.products[PLACE]);
-    const TileScale scale =
-        tile_scale_vectors<F>(pass.panel + header_offset(kShape, tile), pass.panel + tile_offset(kShape, tile));
+    const LaneScales scales =
+        code_scales<F>(pass.panel + header_offset(kShape, tile), pass.panel + tile_offset(kShape, tile));
     const float* const sums = tile_sums<F>(pass.args.sums, tile);
     FORERUN_UNROLL
     for (int r = 0; r < ROWS; ++r)
-        total[r] = add_product<F>(total[r], pass.products[PLACE] + r * kLanes, scale, sums + r);
+        total[r] = add_product<F>(total[r], pass.products[PLACE] + r * kLanes, scales, sums + r);
 }
 
 // PLACE is the place of `tile` in the ring, free again once what was there is added up.
@@ -235,7 +201,7 @@ struct UnpackedRange {
     static constexpr int kTileWords = kLanes * tile_shape(F).inputs;
     int first, tiles;
     alignas(64) uint16_t codes[2][kRangeTiles][kTileWords];
-    TileScale scales[2][kRangeTiles];
+    LaneScales scales[2][kRangeTiles];
 };
 
 template <TileFormat F>
@@ -249,7 +215,7 @@ static void unpack_range(const PackedLinearArgs& args, int panel, int panels, Un
             for (size_t line = 0; line < kShape.tile_bytes; line += 64)
                 prefetch_far(at + kFarBytes + line);
             unpack_codes<F>(at + kShape.scale_bytes, values, range.codes[p][i]);
-            range.scales[p][i] = tile_scale_vectors<F>(from + header_offset(kShape, range.first + i), at);
+            range.scales[p][i] = code_scales<F>(from + header_offset(kShape, range.first + i), at);
         }
     }
     finish_stores(range.codes);
@@ -303,11 +269,11 @@ FORERUN_INLINE void add_range(const UnpackedRange<F>& range, int p,
     for (int r = 0; r < kLanes; ++r)
         total[r] = range.first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(totals + r * kLanes);
     for (int i = 0; i < range.tiles; ++i) {
-        const TileScale scale = range.scales[p][i];
+        const LaneScales scales = range.scales[p][i];
         const float* const sum = tile_sums<F>(sums, range.first + i);
         FORERUN_UNROLL
         for (int r = 0; r < kLanes; ++r)
-            total[r] = add_product<F>(total[r], products[i] + r * kLanes, scale, sum + r);
+            total[r] = add_product<F>(total[r], products[i] + r * kLanes, scales, sum + r);
     }
     FORERUN_UNROLL
     for (int r = 0; r < kLanes; ++r)
@@ -343,6 +309,7 @@ static void multiply_many_rows(const PackedLinearArgs& args, int panel, int firs
 template <TileFormat F>
 static void multiply_many_rows(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
     configure_packed<F>(kLanes);
+    static_assert(size_t{2} * kMaxPackedBlocks * kLanes * kLanes * sizeof(float) <= kPackedScratchBytes);
     float* const totals = reinterpret_cast<float*>(scratch);
     const int blocks = (args.rows + kLanes - 1) / kLanes;
     const int fitting = static_cast<int>(kResidentInputs / (kLanes * args.ldx * sizeof(uint16_t)));

@@ -1,7 +1,7 @@
 // Rounding several rows at once with the sums of their inputs. In `sums` the rows lie side by side, so that two threads
 // with rows of one block write the same cache lines: once each here, not once for every row.
 //
-// A sum has the shape of add_lanes, bit for bit: halves to halves. Rows are put together while they are added up, so
+// A sum has the shape of `sum`, bit for bit: halves to halves. Rows are put together while they are added up, so
 // that every addition has a full vector.
 
 // A tile's inputs of up to sixteen rows.

@@ -38,16 +38,6 @@ struct Eight {
         const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
     }
-    FORERUN_INLINE __m256i rounded_up(Eight x) {
-        const __m256i bits = _mm256_castps_si256(x.v);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        return _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    }
-    FORERUN_INLINE void store_pairs(uint16_t* p, Eight even, Eight odd) {
-        // Words of `even` from their upper halves to the lower ones, between those of `odd`.
-        const __m256i pairs = _mm256_blend_epi16(_mm256_srli_epi32(rounded_up(even), 16), rounded_up(odd), 0xaa);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pairs);
-    }
 
     struct Words {
         __m256i v;

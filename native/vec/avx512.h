@@ -126,28 +126,6 @@ FORERUN_INLINE void store_bf16_first(uint16_t* p, Vec x, int n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n).bits, result);
 }
 
-// The inverse of load_pairs, rounding by the rule of bf16.h; neither denormals nor NaN with a payload may come.
-FORERUN_INLINE void store_pairs(uint16_t* p, Vec even, Vec odd) {
-#ifdef __AVX512BF16__
-    const __m512bh rounded = _mm512_cvtne2ps_pbh(odd.v, even.v);
-    __m512i halves;
-    __builtin_memcpy(&halves, &rounded, sizeof halves);
-    const __m512i order =
-        _mm512_setr_epi32(0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007, 0x180008,
-                          0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f);
-    _mm512_storeu_si512(p, _mm512_permutexvar_epi16(order, halves));
-#else
-    const auto rounded_up = [](Vec x) {
-        const __m512i bits = _mm512_castps_si512(x.v), half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-        const __mmask16 is_odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-        return _mm512_mask_add_epi32(half, is_odd, half, _mm512_set1_epi32(1));
-    };
-    // The upper halves of `even`, shifted down, and those of `odd`.
-    _mm512_storeu_si512(p,
-                        _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(rounded_up(even), 16), rounded_up(odd)));
-#endif
-}
-
 // ---- numbers of packed weights ----
 
 struct Words {

@@ -45,14 +45,6 @@ struct Four {
         for (int i = 0; i < 4; ++i)
             p[i] = static_cast<uint16_t>(result[i]);
     }
-    FORERUN_INLINE U32x4 rounded_up(Four x) {
-        const U32x4 bits = (U32x4)x.v;
-        return bits + 0x7fffu + ((bits >> 16) & 1u);
-    }
-    FORERUN_INLINE void store_pairs(uint16_t* p, Four even, Four odd) {
-        const U32x4 pairs = (rounded_up(even) >> 16) | (rounded_up(odd) & 0xffff0000u);
-        __builtin_memcpy(p, &pairs, sizeof pairs);
-    }
 
     struct Words {
         U32x4 v;

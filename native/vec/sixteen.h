@@ -53,11 +53,6 @@ FORERUN_INLINE void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
     Vec::load_pairs(p, even, odd);
 }
 
-// The inverse, rounding by the rule of bf16.h; neither denormals nor NaN with a payload may come.
-FORERUN_INLINE void store_pairs(uint16_t* p, Vec even, Vec odd) {
-    Vec::store_pairs(p, even, odd);
-}
-
 // ---- numbers of packed weights ----
 
 typedef Vec::Words Words;  // sixteen uint32

@@ -31,10 +31,6 @@ struct Twice {
         T::store_bf16(p, x.low);
         T::store_bf16(p + T::kWidth, x.high);
     }
-    FORERUN_INLINE void store_pairs(uint16_t* p, Twice even, Twice odd) {
-        T::store_pairs(p, even.low, odd.low);
-        T::store_pairs(p + 2 * T::kWidth, even.high, odd.high);
-    }
 
     // numbers of packed weights
     struct Words {

@@ -73,4 +73,4 @@ class TestTheChecksThemselves:
 
     def test_absolute_paths(self) -> None:
         assert ABSOLUTE_PATH.search("open('/" + "tmp/x')")
-        assert not ABSOLUTE_PATH.search("https://example.org/home/page and frame/work/x")
+        assert not ABSOLUTE_PATH.search("https://example.org/home/page and frame/" + "work/x")
