@@ -92,7 +92,7 @@ struct WriteKvArgs {
 struct AttentionSequence {
     int first_row;
     int num_rows;
-    int tree_root;  // row, -1 when all rows are causal
+    int tree_root;  // position, -1 when all rows are causal
     const int32_t* block_table;
 };
 
@@ -105,7 +105,6 @@ struct AttentionArgs {
     int heads_per_group;  // H / G
     float scale;
     const int32_t* positions;   // [R]
-    const int32_t* slots;       // [R]
     const uint64_t* ancestors;  // [R]
     int window;                 // a row sees this many positions, its own the last of them; 0: all before it too
 };
@@ -206,7 +205,7 @@ constexpr size_t partial_state_floats(const KvLayer& layer, int queries) {
 FORERUN_INLINE int visible_keys(const AttentionArgs& args, const AttentionSequence& sequence, int row) {
     const uint64_t ancestors = args.ancestors[row];
     if (ancestors == 0) return args.positions[row] + 1;
-    return args.positions[sequence.tree_root] + __builtin_popcountll(ancestors);
+    return sequence.tree_root + __builtin_popcountll(ancestors);
 }
 
 // The first position that a row sees which sees none behind `end` - 1.

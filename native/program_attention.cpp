@@ -21,17 +21,9 @@ int heads_of_task(const KvLayer& layer, int queries, int max_heads) {
 }  // namespace
 
 void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStore& store) {
-    const AttentionArgs args{store.layer(op.layer),
-                             pointer(op.a),
-                             stride(op.a),
-                             pointer(op.out),
-                             stride(op.out),
-                             op.num_heads / op.num_kv_heads,
-                             op.number,
-                             batch.positions,
-                             batch.slots,
-                             batch.ancestors,
-                             op.window};
+    const AttentionArgs args{
+        store.layer(op.layer),          pointer(op.a), stride(op.a),    pointer(op.out), stride(op.out),
+        op.num_heads / op.num_kv_heads, op.number,     batch.positions, batch.ancestors, op.window};
     const auto attend = store.is_fp32() ? table_.attention_fp32 : table_.attention_bf16;
     const auto merge = store.is_fp32() ? table_.merge_fp32 : table_.merge_bf16;
     // With few queries the spans of one query are spread over threads and merged afterwards; the bits are the same.

@@ -61,7 +61,7 @@ void Program::check_batch(const BatchArrays& batch, const KvStore& store) const 
 void Program::check_sequence(const BatchArrays& batch, const KvStore& store, int sequence) const {
     const int begin = batch.query_start[sequence], end = batch.query_start[sequence + 1];
     const int root = batch.tree_root[sequence];
-    if (root != -1) in_range(root, begin, end, "tree root");
+    in_range(root, -1, max_positions_, "tree root");
     int keys = 0;  // that are read through the block table
     for (int row = begin; row < end; ++row) {
         const uint64_t ancestors = batch.ancestors[row];
@@ -69,20 +69,25 @@ void Program::check_sequence(const BatchArrays& batch, const KvStore& store, int
             keys = batch.positions[row] + 1 > keys ? batch.positions[row] + 1 : keys;
             continue;
         }
-        if (root < 0 || row < root || row - root > 63) fail("a row with ancestors must belong to its sequence's tree");
-        const uint64_t self = uint64_t{1} << (row - root);
-        if (!(ancestors & 1) || !(ancestors & self) || (ancestors & ~(self | (self - 1)))) {
-            fail("a tree row's ancestors must be rows from the root to itself");
-        }
-        in_range(batch.positions[row], batch.positions[root] + __builtin_popcountll(ancestors) - 1,
-                 batch.positions[root] + int64_t{__builtin_popcountll(ancestors)}, "position of a tree row");
-        keys = batch.positions[root] + 1 > keys ? batch.positions[root] + 1 : keys;
+        if (root < 0) fail("a row with ancestors needs its sequence's tree root");
+        if (!(ancestors & 1)) fail("a tree row's ancestors must begin with the root");
+        in_range(batch.positions[row], root + __builtin_popcountll(ancestors) - 1,
+                 root + int64_t{__builtin_popcountll(ancestors)}, "position of a tree row");
+        const int node = 63 - __builtin_clzll(ancestors);  // the row itself
+        keys = root + node + 1 > keys ? root + node + 1 : keys;
     }
     const int blocks = (keys + store.block_size() - 1) / store.block_size();
     in_range(blocks, 0, static_cast<int64_t>(batch.table_width) + 1, "blocks needed");
     for (int i = 0; i < blocks; ++i) {
         in_range(batch.block_table[static_cast<size_t>(sequence) * batch.table_width + i], 0, store.num_blocks(),
                  "block");
+    }
+    const int32_t* blocks_of = batch.block_table + static_cast<size_t>(sequence) * batch.table_width;
+    for (int row = begin; row < end; ++row) {
+        if (batch.ancestors[row] == 0) continue;
+        const int logical = root + 63 - __builtin_clzll(batch.ancestors[row]);
+        const int slot = blocks_of[logical / store.block_size()] * store.block_size() + logical % store.block_size();
+        if (batch.slots[row] != slot) fail("node i of a tree must be written at logical slot root + i");
     }
 }
 

@@ -22,6 +22,7 @@ from forerun.engine import Engine
 from forerun.sampling import noise
 from forerun.sampling.noise import make_key
 from forerun.sampling.processors import History
+from forerun.sampling.top import top_ids
 from forerun.sampling.walk import draw_batch, draw_row, hash_row, log_softmax_at
 from forerun.scheduler.scheduler import Scheduler
 from forerun.scheduler.step_time import StepTime
@@ -54,6 +55,9 @@ class _Result:
 
     def logits(self, outputs: Seq[int]) -> np.ndarray:
         return np.stack([self.rows[index] for index in outputs])
+
+    def top(self, outputs: Seq[int], count: int) -> np.ndarray:
+        return top_ids(np.stack(self.rows), outputs, count)
 
 
 class FakeBackend:
@@ -112,11 +116,10 @@ class FakeBackend:
     def _path(self, batch: Batch, row: int, owner: int) -> tuple[int, ...]:
         """Tokens at the row's visible slots in logical order."""
         root, mask = int(batch.tree_root[owner]), int(batch.ancestors[row])
-        causal = int(batch.positions[row]) if not mask else int(batch.positions[root])
-        logical = np.arange(causal + 1)
-        slots = (batch.block_table[owner, logical // self._size] * self._size + logical % self._size).tolist()
         nodes = [node for node in range(1, mask.bit_length()) if mask >> node & 1]
-        slots += [int(batch.slots[root + node]) for node in nodes]
+        causal = root if mask else int(batch.positions[row])
+        logical = np.array([*range(causal + 1), *(root + node for node in nodes)])
+        slots = (batch.block_table[owner, logical // self._size] * self._size + logical % self._size).tolist()
         path = tuple(int(self._held[slot]) for slot in slots)
         assert min(path) >= 0, "a row sees a slot that was never written"
         assert len(path) == int(batch.positions[row]) + 1, "a row's keys do not end at its position"
@@ -128,6 +131,7 @@ class FakeBackend:
 
 class _Stateless:
     name = "stateless"
+    is_paid = False
 
     def begin(self, sequence: Sequence) -> None:
         pass
@@ -164,7 +168,7 @@ class RandomDrafter(_Stateless):
                 tokens.append(token)
                 parents.append(parent if parent < len(tokens) - 1 else len(tokens) - 2)
         try:
-            return DraftTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), self.name)
+            return DraftTree.of(tokens, parents, (1.0,) * len(tokens), self.name)
         except ValueError:
             return None
 
@@ -220,6 +224,10 @@ class Setup:
     vocab: int = VOCAB
     backend: FakeBackend = field(default_factory=FakeBackend)
 
+    @property
+    def drafters(self) -> list[Drafter]:
+        return [] if self.drafter is None else [self.drafter]
+
     def engine(self) -> Engine:
         scheduler = Scheduler(
             SchedulerConfig(
@@ -230,7 +238,7 @@ class Setup:
         )
         speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
         self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
-        speculator = Speculator(self.drafter, FixedBudget(speculation, self.max_model_len), self.vocab)
+        speculator = Speculator(self.drafters, FixedBudget(speculation, self.max_model_len), self.vocab)
         return Engine(self.backend, scheduler, speculator, self.vocab)
 
 

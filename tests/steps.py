@@ -34,7 +34,7 @@ def make_batch(parts: Sequence[Rows], block_size: int, all_outputs: bool = True)
         masks = part.tree.ancestors if part.tree and not part.tree.is_chain else ()
         depths = part.tree.depths if part.tree else ()
         before = len(part.tokens)
-        roots.append(len(tokens) + before if masks else -1)
+        roots.append(part.context + before if masks else -1)
         logical = [part.context + i for i in range(before + len(nodes))]
         tokens += [*part.tokens, *nodes]
         positions += [*logical[:before], *(part.context + before + depth for depth in depths)]

@@ -192,7 +192,7 @@ class TestNaN:
         backend = nan_backend(lambda key, position: position == 32)
         engine = Setup(drafter=OracleDrafter(lambda s: text), backend=backend, max_depth=12).engine()
         # A budget that drafts beyond max_tokens, as a drafter of several sequences might be given one day.
-        engine.speculator._budget.depth = lambda sequence, num_decoding: 12
+        engine.speculator.budget.depth = lambda sequence, num_decoding: 12
         sequence = run(engine, [request(clean_prompt(1), ignore_eos=True, max_tokens=max_tokens)])[0][0]
         assert sequence.output == text[:12]
         assert sequence.finish is (FinishReason.LENGTH if max_tokens == 12 else FinishReason.NUMERICAL_ERROR)

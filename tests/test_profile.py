@@ -71,8 +71,8 @@ def test_the_engine_tells_its_phases_in_the_order_of_the_step():
     engine = Engine(setup.backend, plain.scheduler, plain.speculator, setup.vocab, profile)
     run(engine, prompts)
     steps = engine.stats.steps
-    assert list(profile.phases)[:6] == ["select", "propose", "build", "forward", "draw", "verify"]
-    assert {profile.phases[name].calls for name in ("build", "forward", "draw", "verify", "commit")} == {steps}
+    assert list(profile.phases)[:6] == ["select", "propose", "build", "forward", "draw", "commit"]
+    assert {profile.phases[name].calls for name in ("build", "forward", "draw", "commit")} == {steps}
     assert isinstance(plain._clock, NoClock)
 
 

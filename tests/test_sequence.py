@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.errors import RequestError, UsageError
-from forerun.sequence import FinishReason, Request, SamplingParams, Sequence
+from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, SpeculationParams
 
 NAN, INF, HUGE = math.nan, math.inf, 10**5000
 
@@ -86,8 +86,19 @@ def test_the_whole_legal_range(param, value):
     assert stored == (tuple(value) if param in ("stop", "stop_token_ids") else value)
 
 
-def test_every_option_is_tested():
-    assert set(REFUSED) == set(SamplingParams.__dataclass_fields__)
+def test_every_option_is_tested():  # those of speculation have a class and tests of their own
+    assert set(REFUSED) | {"speculation"} == set(SamplingParams.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("options", [{"drafter": 3}, {"max_depth": 0}, {"max_depth": 64}, {"max_depth": 1.5}])
+def test_speculation_params_are_checked(options):
+    with pytest.raises(RequestError, match="speculation"):
+        SpeculationParams(**options)
+
+
+def test_speculation_must_be_its_class():
+    with pytest.raises(RequestError, match="speculation"):
+        SamplingParams(speculation="off")
 
 
 def test_min_tokens_beyond_max_tokens():

@@ -117,11 +117,11 @@ FORERUN_INLINE void view_group(const AttentionArgs& args, const AttentionTask& t
 }
 
 // Copies the keys and values of a tree row's group to consecutive positions: context through the block table, then the
-// row's ancestors at the slots of their rows.
+// row's ancestors, node i at logical slot root + i.
 template <class T>
 static void assemble(const AttentionArgs& args, const AttentionTask& task, int row, int start, int limit, int group,
                      const AttentionScratch& scratch, ChunkView<T>& view) {
-    const int head_dim = args.layer.head_dim, root = task.sequence.tree_root, context = args.positions[root] + 1;
+    const int head_dim = args.layer.head_dim, root = task.sequence.tree_root, context = root + 1;
     T* keys = reinterpret_cast<T*>(scratch.keys) + static_cast<size_t>(group) * kLanes * head_dim;
     T* values = reinterpret_cast<T*>(scratch.values) + static_cast<size_t>(group) * kLanes * head_dim;
     for (int lane = 0; lane < kLanes && start + lane < limit; ++lane) {
@@ -133,7 +133,7 @@ static void assemble(const AttentionArgs& args, const AttentionTask& task, int r
             uint64_t path = args.ancestors[row] & ~uint64_t{1};  // without the root; bits ascend with depth
             for (int skip = position - context; skip > 0; --skip)
                 path &= path - 1;
-            slot = args.slots[root + __builtin_ctzll(path)];
+            slot = slot_of(args, task, root + __builtin_ctzll(path));
         }
         const T* key = key_at<T>(args.layer, task.kv_head, slot);
         const T* value = value_at<T>(args.layer, task.kv_head, slot);
@@ -308,7 +308,7 @@ template <class T>
 static void attend_chunk(const AttentionArgs& args, const AttentionTask& task, int start,
                          const AttentionScratch& scratch) {
     const size_t state_floats = attention_state_floats(args.layer.head_dim);
-    const int root = task.sequence.tree_root, context = root >= 0 ? args.positions[root] + 1 : 0;
+    const int context = task.sequence.tree_root + 1;
     const auto is_private = [&](int row) { return args.ancestors[row] > 1 && start + kChunk > context; };
     for (int query = task.query_begin; query < task.query_end;) {
         const int row = query_row(args, task, query);

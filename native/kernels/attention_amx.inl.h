@@ -66,7 +66,7 @@ static void describe_group(const TileTask& t, int number, TileGroup& group) {
 }
 
 static void describe_task(TileTask& t, float* memory) {
-    const int head_dim = t.head_dim(), root = t.source.task.sequence.tree_root;
+    const int head_dim = t.head_dim();
     const auto take = [&memory](size_t floats) {
         float* start = memory;
         memory += floats;
@@ -75,7 +75,7 @@ static void describe_task(TileTask& t, float* memory) {
     const size_t chunk = static_cast<size_t>(kChunk) * head_dim / 2;  // floats of 64 x D bfloat16
     t.queries = t.source.task.query_end - t.source.task.query_begin;
     t.groups = (t.queries + kLanes - 1) / kLanes;
-    t.context = root >= 0 ? t.source.args.positions[root] + 1 : 0;
+    t.context = t.source.task.sequence.tree_root + 1;
     t.buffers.scores = take(kChunk * kLanes);
     t.buffers.weights = reinterpret_cast<uint16_t*>(take(kChunk * kLanes / 2));
     t.source.keys = reinterpret_cast<uint16_t*>(take(chunk));

@@ -197,7 +197,7 @@ static TileView view_places(const TileSource& source, const TilePlaces& places, 
 }
 
 // The first `visible` positions of the chunk as plain decoding of a tree row's path would find them: `context` of them
-// through the block table, then the row's ancestors at the slots of their rows.
+// through the block table, then the row's ancestors, node i at logical slot root + i.
 static TileView assemble_tiles(const TileSource& source, int head, int row, int start, int visible, int context) {
     const KvLayer& layer = source.args.layer;
     const int head_dim = layer.head_dim;
@@ -216,7 +216,7 @@ static TileView assemble_tiles(const TileSource& source, int head, int row, int 
             uint64_t path = source.args.ancestors[row] & ~uint64_t{1};  // without the root; bits ascend with depth
             for (int skip = first + lane - context; skip > 0; --skip)
                 path &= path - 1;
-            const int node = source.args.slots[source.task.sequence.tree_root + __builtin_ctzll(path)];
+            const int node = slot_of(source.args, source.task, source.task.sequence.tree_root + __builtin_ctzll(path));
             __builtin_memcpy(keys + lane * head_dim, tiled_key(layer, head, node), key_bytes);
             const uint16_t* value = tiled_value(layer, head, node);
             for (int d = 0; d < head_dim; ++d)

@@ -9,8 +9,8 @@ decoding) and, when all its pending tokens are in, possibly draft nodes behind t
     slot        0  1  2                     9    10 11 12          logical slot = context + row: siblings do not collide
 
 Keys of a row. A causal row at position p sees logical positions 0..p through the block table. A tree row sees 0..root
-through the block table and then its ancestors and itself, in depth order, at the slots of their rows. A chain's slots
-equal its positions, so chains are causal rows.
+through the block table and then its ancestors and itself, in depth order, node i at logical slot root + i. A chain's
+slots equal its positions, so chains are causal rows.
 """
 
 from dataclasses import dataclass, field
@@ -69,9 +69,10 @@ class Batch:
     query_start  [B+1] int32 rows of sequence b are query_start[b] .. query_start[b+1]-1
     context_len  [B] int32   tokens of b computed before this step
     block_table  [B, M] int32 physical blocks in logical order, -1 behind the end
-    tree_root    [B] int32   row of the root of b's branching tree, -1 when all of b's rows are causal
-    ancestors    [R] uint64  for rows of a branching tree: bit i set when node i of that tree (row tree_root + i) is the
-                             row itself or an ancestor; 0 for causal rows
+    tree_root    [B] int32   position of the root of b's branching tree, -1 when all of b's rows are causal
+    ancestors    [R] uint64  for rows of a branching tree: bit i set when node i of that tree (logical slot tree_root +
+                             i) is the row itself or an ancestor; 0 for causal rows. Nodes need not be rows of this
+                             batch: a drafter computes its tree level by level
     output_rows  [O] int32   ascending rows whose logits are computed
     draws        one per sequence that draws
     """

@@ -55,23 +55,37 @@ class SchedulerConfig:
             raise UsageError("max_num_seqs cannot exceed max_rows or max_outputs: every sequence needs a row")
 
 
+VERIFICATIONS = ("coupled", "rejection", "block", "typical")
+
+
 @dataclass(frozen=True)
 class SpeculationConfig:
-    """Which drafter proposes, and how much at most.
+    """Which drafters propose, how much at most, and how their drafts are verified.
 
-    drafter           registered name, "auto" or "off"
+    drafter           "off", "auto", a registered name, or several joined by "+", asked in this order
     max_depth         longest draft of one sequence; None: what fills the backend's row tile
     max_draft_rows    draft rows of all sequences in one step
-    options           passed to the drafter's constructor
+    options           "option" for all drafters, or "drafter.option" for one: passed to their constructors
+    verification      "coupled": the same tokens with any draft; "rejection", "block": the same distribution; "typical":
+                      neither, so it needs `lossy`
+    lossy             permits what changes the distribution
     """
 
     drafter: str = "auto"
     max_depth: int | None = None
     max_draft_rows: int = 32
-    options: dict[str, int] = field(default_factory=dict)
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    verification: str = "coupled"
+    lossy: bool = False
 
     def __post_init__(self) -> None:
         if self.max_depth is not None and not 1 <= self.max_depth <= 63:
             raise UsageError(f"max_depth must be between 1 and 63, got {self.max_depth}")
         if self.max_draft_rows < 0:
             raise UsageError(f"max_draft_rows must be at least 0, got {self.max_draft_rows}")
+        if self.verification not in VERIFICATIONS:
+            raise UsageError(f"unknown verification {self.verification!r}: choose {', '.join(VERIFICATIONS)}")
+        if self.verification == "typical" and not self.lossy:
+            raise UsageError("typical acceptance changes what the model says: it needs lossy=True")
+        if self.lossy and self.verification != "typical":
+            raise UsageError(f"lossy has no meaning with {self.verification} verification, which loses nothing")

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.backends.base import Backend, SlotMove
-from forerun.batch import Drawn, Outcome
+from forerun.backends.base import Backend, ForwardResult, SlotMove
+from forerun.batch import Batch, Drawn, Outcome
 from forerun.errors import RequestError
 from forerun.profile import NoClock, StepClock
 from forerun.sampling.noise import make_key, random_seed
@@ -21,9 +21,10 @@ from forerun.scheduler.build import build_batch
 from forerun.scheduler.finish import one_line
 from forerun.scheduler.scheduler import Scheduler, Selection, Share
 from forerun.sequence import FinishReason, Request, Sequence
+from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
-from forerun.speculation.verify import verify
+from forerun.speculation.verifier import CoupledVerifier, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class _Result:
     shares: list[Share]
     outcomes: list[Outcome | None]
     drawn: Drawn
+    batch: Batch
+    logits: ForwardResult
+    forward_s: float
+    keys: int
 
 
 class Engine:
@@ -61,12 +66,14 @@ class Engine:
         speculator: Speculator,
         vocab_size: int,
         clock: StepClock | None = None,
-    ) -> None:
+        verifier: Verifier | None = None,
+    ) -> None:  # size: the parts of an engine
         self._backend = backend
         self.scheduler = scheduler
         self.speculator = speculator
         self.stats = EngineStats()
         self._clock: StepClock = clock or NoClock()
+        self._verifier: Verifier = verifier or CoupledVerifier()
         self._vocab_size = vocab_size
         self._block_size = scheduler.block_size
         self._ids = itertools.count()
@@ -93,6 +100,7 @@ class Engine:
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)
+        self.speculator.check(sequences[0])
         for sequence in sequences:  # all or none: a stop matcher that cannot be made leaves nothing behind
             self.scheduler.add(sequence)
             self.speculator.begin(sequence)
@@ -123,15 +131,14 @@ class Engine:
         self._clock.end_phase("select")
         if not selection.shares:
             return []
+        draft_start = time.perf_counter()
         trees = self._propose(selection)
+        draft_s = time.perf_counter() - draft_start
         self._clock.end_phase("propose")
         if selection.copies:
             self._backend.copy_blocks(selection.copies)
             self._clock.end_phase("copy")
-        results, failed = self._compute(selection.shares, trees)
-        advanced = list(failed)
-        for result in results:
-            advanced += self._commit(result)
+        advanced = self._compute(selection.shares, trees, start, draft_s)
         rows = sum(share.num_tokens for share in selection.shares) + sum(tree.num_nodes for tree in trees if tree)
         self.stats.steps += 1
         self.stats.rows += rows
@@ -141,26 +148,40 @@ class Engine:
     def _propose(self, selection: Selection) -> list[DraftTree | None]:
         """A tree per share that draws, None for the others."""
         drawing = [share for share in selection.shares if share.draws]
+        other_rows = sum(share.num_tokens for share in selection.shares) - len(drawing)
         proposed = iter(
-            self.speculator.propose([share.sequence for share in drawing], [share.max_nodes for share in drawing])
+            self.speculator.propose(
+                [share.sequence for share in drawing], [share.max_nodes for share in drawing], other_rows
+            )
         )
         return [next(proposed) if share.draws else None for share in selection.shares]
 
-    def _compute(self, shares: list[Share], trees: list[DraftTree | None]) -> tuple[list[_Result], list[Sequence]]:
-        """Forward, draw and verify; on failure every share alone. Returns results and sequences that failed alone."""
+    def _compute(
+        self, shares: list[Share], trees: list[DraftTree | None], start: float, draft_s: float
+    ) -> list[Sequence]:
+        """Forward, draw, verify and commit; when that fails before the commit, every share alone."""
         try:
-            return [self._forward(shares, trees)], []
+            result = self._forward(shares, trees)
         except Exception as error:
             self.stats.failed_steps += 1
             log.warning("a step of %d sequences failed, each is retried alone: %s", len(shares), error, exc_info=True)
-        results, failed = [], []
+            return self._retry_alone(shares, trees, start, draft_s)
+        return self._commit(result, start, draft_s)
+
+    def _retry_alone(
+        self, shares: list[Share], trees: list[DraftTree | None], start: float, draft_s: float
+    ) -> list[Sequence]:
+        """Each share as a step of its own; one that fails again ends."""
+        advanced = []
         for share, tree in zip(shares, trees, strict=True):
             try:
-                results.append(self._forward([share], [tree]))
+                result = self._forward([share], [tree])
             except Exception as error:
                 log.exception("sequence %d failed twice and ends", share.sequence.id)
-                failed.append(self._fail(share.sequence, error))
-        return results, failed
+                advanced.append(self._fail(share.sequence, error))
+            else:
+                advanced += self._commit(result, start, draft_s)
+        return advanced
 
     def _forward(self, shares: list[Share], trees: list[DraftTree | None]) -> _Result:
         batch = build_batch(shares, trees, self._block_size)
@@ -168,16 +189,15 @@ class Engine:
         start = time.perf_counter()
         result = self._backend.forward(batch)
         self._clock.end_phase("forward")
-        drawn = self._backend.draw(result, batch)
+        drawn, verified = self._verifier.verify(self._backend, result, batch)
         seconds = time.perf_counter() - start
         self._clock.end_phase("draw")
         self.stats.forward_s += seconds
         keys = sum(batch.positions.tolist()) + batch.num_rows
         self.scheduler.step_time.observe(batch.num_rows, keys, seconds)
-        outcomes = iter(verify(batch, drawn))
-        verified = [next(outcomes) if tree is not None else None for tree in trees]
-        self._clock.end_phase("verify")
-        return _Result(shares, verified, drawn)
+        outcomes = iter(verified)
+        by_share = [next(outcomes) if tree is not None else None for tree in trees]
+        return _Result(shares, by_share, drawn, batch, result, seconds, keys)
 
     def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
         sequence.error = one_line(error)
@@ -186,7 +206,7 @@ class Engine:
         self._scrub(blocks)
         return sequence
 
-    def _commit(self, result: _Result) -> list[Sequence]:
+    def _commit(self, result: _Result, start: float, draft_s: float) -> list[Sequence]:
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
         self._clock.end_phase("commit")
         if changes.moves:
@@ -197,7 +217,10 @@ class Engine:
         self.scheduler.settle(result.shares, changes.outcomes)
         self._scrub(tainted)
         self._clock.end_phase("settle")
-        self.speculator.observe([sequence for sequence, _ in pairs], [outcome for _, outcome in pairs])
+        facts = StepFacts(result.batch.num_rows, result.keys, draft_s, result.forward_s, time.perf_counter() - start)
+        self.speculator.observe(
+            [sequence for sequence, _ in pairs], [outcome for _, outcome in pairs], result.batch, result.logits, facts
+        )
         for sequence in changes.finished:
             self.speculator.end(sequence)
         self._clock.end_phase("observe")

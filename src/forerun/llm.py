@@ -13,26 +13,30 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
-from forerun.cache.layout import KvStack
+from forerun.cache.layout import KvLayout, KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from forerun.engine import Engine
-from forerun.errors import CapacityError, UnsupportedModel, UsageError
+from forerun.errors import CapacityError, UsageError
 from forerun.generation import Choice, Generation, GenerationStats, StreamChunk
 from forerun.machine import available_memory
+from forerun.models.aliases import cache_folder
 from forerun.models.hub import resolve
+from forerun.models.kv import kv_stack
 from forerun.models.registry import ModelFiles, open_model
 from forerun.models.weights import trim_vocabulary
+from forerun.opening import load_tokenizer, open_for_drafting
 from forerun.profile import Profile, process_profile
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
-from forerun.speculation import drafters  # registers the built-in drafters
 from forerun.speculation.budget import FixedBudget
-from forerun.speculation.drafter import Drafter, known_drafters, make_drafter
+from forerun.speculation.drafter import Drafter
+from forerun.speculation.host import DraftHost, OpenedModel
+from forerun.speculation.setup import load_drafters, make_drafters, plan_stacks
 from forerun.speculation.speculator import Speculator
+from forerun.speculation.verifier import make_verifier
 from forerun.text.chat import ChatTemplate
 from forerun.text.detokenizer import LiveText
-from forerun.text.tokenizer import Tokenizer
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_DEFAULT_DEPTH = 3  # longest draft where the user names none and every row costs its full price
@@ -42,7 +46,7 @@ OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
 Prompt = str | Seq[int]
 Message = Mapping[str, str]
 
-__all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions", "drafters"]
+__all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions"]
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,18 @@ class LLM:
         progress: Callable[[str], Progress] | None = None,
     ) -> None:
         options = options or EngineOptions()
-        config, drafter = _drafting(speculation)
+        config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
-        self.tokenizer = _load_tokenizer(self.files)
+        self.tokenizer = load_tokenizer(self.files)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
-        self._load(options, KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format), report)
-        self._configure(config, drafter, options)
+        self._opened = OpenedModel(str(path), self.model, self.tokenizer)
+        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
+        self._load(options, config, drafters, report)
+        self._configure(config, drafters, options)
 
     # ---- what it is ----
 
@@ -195,18 +201,23 @@ class LLM:
 
     # ---- construction ----
 
-    def _load(self, options: EngineOptions, wish: KvWish, report: Callable[[str], Progress]) -> None:
+    def _load(
+        self,
+        options: EngineOptions,
+        config: SpeculationConfig,
+        drafters: Seq[Drafter],
+        report: Callable[[str], Progress],
+    ) -> None:
         spec = self.model.spec
-        first = spec.layers[0].mixer
-        stack = KvStack("target", spec.num_layers, first.num_kv_heads, first.head_dim)
-        shapes = {(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in spec.layers}
-        if len(shapes) > 1:
-            raise UnsupportedModel("layers with different KV shapes are not supported")
-        plan_kv(wish, stack, spec.max_context, None)  # impossible wishes are refused before the weights are loaded
-        longest = wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
-        limits = Limits(options.max_rows, options.max_outputs, longest)
-        self._backend.load(self.model, limits, report("Loading"))
-        layout, self.max_model_len = plan_kv(wish, stack, spec.max_context, available_memory())
+        stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
+        plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
+        longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
+        self._backend.load(self.model, Limits(options.max_rows, options.max_outputs, longest), report("Loading"))
+        self._allocate(stacks)
+
+    def _allocate(self, stacks: tuple[KvStack, ...]) -> None:
+        """Plan and allocate the KV memory, in place of what there was."""
+        layout, self.max_model_len = plan_kv(self._wish, stacks, self.model.spec.max_context, available_memory())
         try:
             self._backend.allocate_kv(layout)
         except MemoryError as error:
@@ -215,12 +226,38 @@ class LLM:
             ) from error
         self.kv_layout = layout
 
+    def _draft_stacks(
+        self, config: SpeculationConfig, drafters: Seq[Drafter], options: EngineOptions
+    ) -> tuple[KvStack, ...]:
+        """KV layers that drafters want beside the target's."""
+        host = self._host(config, options, None)
+        return tuple(stack for own in plan_stacks(drafters, host) for stack in own)
+
+    def _host(self, config: SpeculationConfig, options: EngineOptions, layout: KvLayout | None) -> DraftHost:
+        return DraftHost(
+            target=self._opened,
+            backend=self._backend,
+            open_model=open_for_drafting,
+            layout=layout,
+            max_model_len=self._wish.max_model_len or min(self.model.spec.max_context, DEFAULT_MODEL_LEN),
+            max_num_seqs=options.max_num_seqs,
+            max_rows=config.max_draft_rows,
+            verification=config.verification,
+            cache_folder=cache_folder() / "drafters",
+        )
+
     def _configure(
-        self, config: SpeculationConfig, drafter: Drafter | None, options: EngineOptions, kv_blocks: int | None = None
+        self,
+        config: SpeculationConfig,
+        drafters: Seq[Drafter],
+        options: EngineOptions,
+        kv_blocks: int | None = None,
     ) -> None:
-        layout = self.kv_layout
         if config.max_depth is None:  # rows up to the kernels' tile cost hardly more than one
             config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, self._backend.row_tile - 1))
+        layout = self.kv_layout
+        host = self._host(config, options, layout)
+        load_drafters(drafters, plan_stacks(drafters, host), host)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_rows=options.max_rows,
@@ -235,9 +272,10 @@ class LLM:
         self.engine = Engine(
             self._backend,
             scheduler,
-            Speculator(drafter, FixedBudget(config, self.max_model_len), vocab_size),
+            Speculator(drafters, FixedBudget(config, self.max_model_len), vocab_size),
             vocab_size,
             self._profile,
+            make_verifier(config.verification),
         )
         template = self.tokenizer.chat_template
         self._template = ChatTemplate(template, self.tokenizer) if template else None
@@ -257,10 +295,14 @@ class LLM:
         """
         if self.engine.has_work:
             raise UsageError("the engine has unfinished requests: finish or close them first")
-        config, drafter = _drafting(speculation)
+        options = options or EngineOptions()
+        config, drafters = _drafting(speculation)
+        stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        if stacks != self.kv_layout.stacks:
+            self._allocate(stacks)
         if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:
             raise UsageError(f"kv_blocks must be between 1 and {self.kv_layout.num_blocks}, got {kv_blocks}")
-        self._configure(config, drafter, options or EngineOptions(), kv_blocks)
+        self._configure(config, drafters, options, kv_blocks)
 
     # ---- requests ----
 
@@ -321,15 +363,13 @@ def _no_progress(done: int, total: int) -> None:
     pass
 
 
-def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[SpeculationConfig, Drafter | None]:
-    """How much to draft, and by whom: None decodes plainly. Raises UsageError for an unknown drafter."""
+def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[SpeculationConfig, list[Drafter]]:
+    """How much to draft, and by whom: nobody decodes plainly. Raises UsageError for an unknown drafter."""
     if isinstance(speculation, str):
         speculation = SpeculationConfig(drafter=speculation)
     if not isinstance(speculation, SpeculationConfig):
-        return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH), speculation
-    if speculation.drafter == "off":
-        return speculation, None
-    return speculation, make_drafter(speculation.drafter, speculation.options)
+        return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH), [speculation]
+    return speculation, make_drafters(speculation)
 
 
 def _make_backend(options: EngineOptions, threads: int | None, profile: Profile | None) -> Backend:
@@ -348,18 +388,3 @@ def _make_backend(options: EngineOptions, threads: int | None, profile: Profile 
 
         return CpuBackend(threads=threads, isa=options.isa, fault=options.fault, weights=options.weights)
     raise UsageError(f"unknown backend {options.backend!r}: choose cpu or reference")
-
-
-def _load_tokenizer(files: ModelFiles) -> Tokenizer:
-    tokenizer = Tokenizer.from_folder(files.folder) if files.folder else Tokenizer.from_gguf(files.metadata)
-    if tokenizer.vocab_size > files.spec.vocab_size:
-        raise UnsupportedModel(
-            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {files.spec.vocab_size}: "
-            "the files do not belong together"
-        )
-    return tokenizer
-
-
-def drafter_names() -> list[str]:
-    """What `speculation` may name."""
-    return ["off", *known_drafters()]

@@ -38,6 +38,27 @@ def _show(value: object) -> str:
 
 
 @dataclass(frozen=True)
+class SpeculationParams:
+    """How one request wants to be drafted for. It changes the speed, never the tokens.
+
+    drafter    "off", or one of the engine's drafters alone; None: all that the engine has
+    max_depth  longest draft, in tokens; None: the engine's
+
+    Raises RequestError.
+    """
+
+    drafter: str | None = None
+    max_depth: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.drafter is None or isinstance(self.drafter, str)):
+            raise RequestError(f"speculation.drafter must be a name, got {_show(self.drafter)}", param="speculation")
+        if not (self.max_depth is None or _is_whole(self.max_depth, 1, 63)):
+            got = _show(self.max_depth)
+            raise RequestError(f"speculation.max_depth must be between 1 and 63, got {got}", param="speculation")
+
+
+@dataclass(frozen=True)
 class SamplingParams:
     """How one request draws its tokens. Validated on construction.
 
@@ -63,6 +84,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: no logprobs; N: also the N most likely tokens
     n: int = 1
     seed: int | None = None  # None: a random one, returned with the result
+    speculation: SpeculationParams = SpeculationParams()
     logits_hash: bool = False  # keep a hash of the fp32 logits behind every token (for `forerun verify`)
 
     def __post_init__(self) -> None:
@@ -109,6 +131,7 @@ class SamplingParams:
         check(_is_whole(self.n, 1, 128), "n", "between 1 and 128")
         limit = 1 << SEED_BITS
         check(self.seed is None or _is_whole(self.seed, -limit, limit), "seed", f"a whole number below 2^{SEED_BITS}")
+        check(isinstance(self.speculation, SpeculationParams), "speculation", "SpeculationParams")
         check(isinstance(self.logits_hash, bool), "logits_hash", "true or false")
 
     @property

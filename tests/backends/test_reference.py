@@ -148,7 +148,8 @@ def test_nan_stays_in_its_sequence_and_clearing_removes_it() -> None:
     backend = make_backend(spec)
     assert backend._kv is not None
     clean = run(backend, Rows(TOKENS[:4], 0, [5]))
-    backend._kv.keys[:, backend._kv.block(3)] = np.nan
+    for keys in backend._kv.keys:
+        keys[backend._kv.block(3)] = np.nan
     both = run(backend, Rows([1], 4, [3, 4]), Rows(TOKENS[:4], 0, [5]))
     assert np.isnan(both[0]).all()
     assert both[1:].tobytes() == clean.tobytes()

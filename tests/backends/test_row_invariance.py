@@ -4,6 +4,8 @@ Not on the number of rows, their order of arrival, who shares the batch, the num
 whether the row came as plain decoding, a prompt chunk, or a node of a draft tree.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -130,6 +132,28 @@ def test_tree_rows_equal_plain_decoding(table, codec, tree, context):
         path = [tree.tokens[0], *(tree.tokens[node] for node in tree.path(row))]
         plain = [logits(cpu, Rows([t], context + i, other)) for i, t in enumerate(path)][-1]
         same(got[row : row + 1], plain)
+
+
+def test_a_tree_may_come_level_by_level(table, codec):
+    """As a drafter computes it: nodes of earlier levels are seen through the KV store, not as rows of the batch."""
+    tree = DraftTree.from_paths(PROMPT[70], [[1, 2, 3], [1, 4], [5, 6, 7], [5, 6, 8], [9]])
+    blocks = list(range(9))
+    cpu = backend(table, codec)
+    logits(cpu, Rows(PROMPT[:70], 0, blocks))
+    whole = make_batch([Rows([], 70, blocks, tree)], BLOCK)
+    expected = cpu.forward(whole).logits(range(whole.num_rows))
+    cpu.clear_blocks([5, 6, 7, 8])
+    logits(cpu, Rows(PROMPT[:70], 0, blocks))
+    for depth in range(4):
+        rows = [row for row in range(len(tree)) if tree.depths[row] == depth]
+        fields = {name: getattr(whole, name)[rows] for name in ("tokens", "positions", "slots", "ancestors")}
+        level = dataclasses.replace(
+            whole,
+            **fields,
+            query_start=np.array([0, len(rows)], np.int32),
+            output_rows=np.arange(len(rows), dtype=np.int32),
+        )
+        same(cpu.forward(level).logits(range(len(rows))), expected[rows])
 
 
 def test_tree_behind_pending_tokens(table, codec):

@@ -44,10 +44,9 @@ class MaskBlind(FakeBackend):
     """Tree rows see every node before them instead of their ancestors."""
 
     def _path(self, batch, row, owner):
-        root = int(batch.tree_root[owner])
         mask = batch.ancestors.copy()
         if mask[row]:
-            mask[row] = (1 << (row - root + 1)) - 1
+            mask[row] = (1 << int(mask[row]).bit_length()) - 1
         everything = replace(batch, ancestors=mask, positions=batch.positions)
         return super()._path(everything, row, owner)
 
@@ -57,8 +56,7 @@ class SiblingBlind(FakeBackend):
 
     def _path(self, batch, row, owner):
         path = super()._path(batch, row, owner)
-        root = int(batch.tree_root[owner])
-        if batch.ancestors[row] and row - root >= 2:
+        if int(batch.ancestors[row]).bit_length() >= 3:
             return (*path[:-2], int(batch.tokens[row - 1]), path[-1])
         return path
 

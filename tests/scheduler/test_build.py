@@ -33,7 +33,7 @@ def test_a_chunk_a_tree_and_a_chain_in_one_batch():
     assert batch.query_start.tolist() == [0, 3, 7, 10]
     assert batch.context_len.tolist() == [0, 14, 32]
     assert batch.block_table.tolist() == [[4, -1, -1], [2, 9, -1], [5, 6, 0]]
-    assert batch.tree_root.tolist() == [-1, 3, -1]  # a chain's rows are causal rows
+    assert batch.tree_root.tolist() == [-1, 14, -1]  # a chain's rows are causal rows
     assert batch.ancestors.tolist() == [0, 0, 0, 0b1, 0b11, 0b111, 0b1001, 0, 0, 0]
     assert batch.output_rows.tolist() == [3, 4, 5, 6, 7, 8, 9]
     assert [(draw.first_output, draw.position, draw.key) for draw in batch.draws] == [(0, 15, (7, 1)), (4, 33, (7, 2))]
@@ -52,7 +52,7 @@ def test_a_last_chunk_draws_behind_its_last_row():
 def test_a_tree_behind_several_pending_tokens():
     share = Share(sequence_of(20, 17, [3, 1]), 3, 2)
     batch = build_batch([share], [DraftTree((19, 5, 6), (-1, 0, 0), (1.0,) * 3)], 16)
-    assert batch.tree_root.tolist() == [2]
+    assert batch.tree_root.tolist() == [19]
     assert batch.ancestors.tolist() == [0, 0, 0b1, 0b11, 0b101]
     assert batch.positions.tolist() == [17, 18, 19, 20, 20]
     assert batch.slots.tolist() == [17, 18, 19, 20, 21]

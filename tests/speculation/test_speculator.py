@@ -1,13 +1,15 @@
 """Speculator and FixedBudget: whatever a drafter does, sound trees of the right size come out."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
-from forerun.sequence import Request, SamplingParams, Sequence
-from forerun.speculation.budget import FixedBudget
+from forerun.errors import RequestError
+from forerun.sequence import Request, SamplingParams, Sequence, SpeculationParams
+from forerun.speculation.budget import FixedBudget, StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import MAX_NODES, DraftTree
 from tests.fakes import VOCAB, RandomDrafter, ScriptedDrafter, Setup, facts, plain_decode, prompt_of, request, run
@@ -19,7 +21,7 @@ def sequence_of(tokens=(1, 2, 3), max_tokens=100):
 
 
 def speculator_of(script, **config):
-    return Speculator(ScriptedDrafter(script), FixedBudget(SpeculationConfig(**config), 256), VOCAB)
+    return Speculator([ScriptedDrafter(script)], FixedBudget(SpeculationConfig(**config), 256), VOCAB)
 
 
 def proposed(script, room=8):
@@ -75,10 +77,10 @@ class TestTrees:
 
     @pytest.mark.parametrize("bad", [-1, -2, VOCAB, 2**40])
     def test_unknown_ids_go_and_all_that_hangs_below(self, bad):
-        tree = DraftTree((3, 4, bad, 5, 6, 7), (-1, 0, 1, 2, 1, 4), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5), "s")
+        tree = DraftTree.of((3, 4, bad, 5, 6, 7), (-1, 0, 1, 2, 1, 4), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5), "s")
         speculator = speculator_of(lambda ask: tree)
         (kept,) = speculator.propose([sequence_of()], [8])
-        assert kept == DraftTree((3, 4, 6, 7), (-1, 0, 1, 2), (1.0, 0.9, 0.6, 0.5), "s")
+        assert kept == DraftTree.of((3, 4, 6, 7), (-1, 0, 1, 2), (1.0, 0.9, 0.6, 0.5), "s")
         assert speculator.stats.dropped_nodes == 2
 
     @pytest.mark.parametrize("room", [1, 5, 8])
@@ -98,7 +100,7 @@ class TestTrees:
         assert [tree.tokens for tree in trees] == [(1,), (2,), (3,)]
 
     def test_off(self):
-        speculator = Speculator(None, FixedBudget(SpeculationConfig(), 256), VOCAB)
+        speculator = Speculator([], FixedBudget(SpeculationConfig(), 256), VOCAB)
         assert speculator.room(sequence_of(), 1) == 0
         assert speculator.drafter_name == "off"
         assert speculator.propose([sequence_of()], [8])[0].num_nodes == 0
@@ -164,8 +166,40 @@ def test_a_failing_drafter_costs_speed_only(drafter, caplog):
 
 def test_statistics_count_what_was_verified_and_emitted():
     speculator = speculator_of(lambda ask: None)
-    tree = DraftTree.chain(3, [4, 5, 6])
+    tree = DraftTree.chain(3, [4, 5, 6], source="scripted")
     outcomes = [Outcome(tree, (1, 2), (4, 5, 9), (0, 1, 2)), Outcome(DraftTree.root_only(1), (), (7,), (0,))]
-    speculator.observe([sequence_of(), sequence_of()], outcomes)
+    batch = SimpleNamespace(draws=[SimpleNamespace(first_output=0), SimpleNamespace(first_output=4)])
+    speculator.observe([sequence_of(), sequence_of()], outcomes, batch, None, StepFacts(5, 20, 0.0, 0.1, 0.1))
     stats = speculator.stats
-    assert (stats.drafts, stats.drafted, stats.accepted) == (1, 3, 2)
+    assert (stats.drafts, stats.drafted, stats.accepted, stats.bonus) == (1, 3, 2, 1)
+    mine = stats.by_drafter["scripted"]
+    assert (mine.drafts, mine.drafted, mine.accepted) == (1, 3, 2)
+    assert (mine.drafted_at, mine.accepted_at) == ([1, 1, 1], [1, 1])
+
+
+class TestRequests:
+    """What one request says about its speculation."""
+
+    def run(self, **speculation):
+        drafters = [RandomDrafter(seed) for seed in range(2)]
+        drafters[1].name = "second"
+        setup = Setup(drafter=drafters[0])
+        engine = setup.engine()
+        engine.speculator.drafters = tuple(drafters)
+        wanted = request(prompt_of(1, 5), speculation=SpeculationParams(**speculation))
+        (sequence,) = run(engine, [wanted])[0]
+        assert facts(sequence) == plain_decode(wanted)
+        return sequence.stats
+
+    def test_off(self):
+        assert self.run(drafter="off").drafted == 0
+
+    def test_one_of_several(self):
+        assert set(self.run(drafter="second").accepted_by) <= {"second"}
+
+    def test_max_depth(self):
+        assert len(self.run(max_depth=2).drafted_at) == 2
+
+    def test_a_name_that_is_not_loaded_is_refused(self):
+        with pytest.raises(RequestError, match="not loaded"):
+            self.run(drafter="medusa")

@@ -1,12 +1,13 @@
 """DraftTree: construction, refusals, everything derived from (tokens, parents)."""
 
+import numpy as np
 import pytest
 
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 # root 10 ── 1: 11 ── 2: 12
 #         └─ 3: 13 ── 4: 12 ── 5: 14
-TREE = DraftTree((10, 11, 12, 13, 12, 14), (-1, 0, 1, 0, 3, 4), (1.0, 0.9, 0.5, 0.8, 0.9, 0.1), "test")
+TREE = DraftTree.of((10, 11, 12, 13, 12, 14), (-1, 0, 1, 0, 3, 4), (1.0, 0.9, 0.5, 0.8, 0.9, 0.1), "test")
 
 
 def test_derived_facts():
@@ -24,7 +25,7 @@ def test_derived_facts():
 
 def test_chain_and_root_only():
     chain = DraftTree.chain(1, [2, 3, 4], source="s")
-    assert chain == DraftTree((1, 2, 3, 4), (-1, 0, 1, 2), (1.0,) * 4, "s")
+    assert chain == DraftTree.of((1, 2, 3, 4), (-1, 0, 1, 2), (1.0,) * 4, "s")
     assert chain.is_chain
     assert DraftTree.chain(1, []) == DraftTree.root_only(1)
     assert DraftTree.root_only(1).is_chain
@@ -80,7 +81,7 @@ class TestPrune:
     def test_depth_limit(self):
         assert TREE.prune(5, max_depth=1).tokens == (10, 11, 13)
         assert TREE.prune(5, max_depth=2).num_nodes == 4
-        assert TREE.prune(5, max_depth=0) == DraftTree((10,), (-1,), (1.0,), "test")
+        assert TREE.prune(5, max_depth=0) == DraftTree.root_only(10)
 
     def test_nothing_to_do(self):
         assert TREE.prune(5) is TREE
@@ -101,7 +102,7 @@ class TestPrune:
 
 class TestMerge:
     def test_union_with_the_larger_score(self):
-        other = DraftTree((10, 13, 12, 9), (-1, 0, 1, 2), (1.0, 0.3, 0.95, 0.5), "other")
+        other = DraftTree.of((10, 13, 12, 9), (-1, 0, 1, 2), (1.0, 0.3, 0.95, 0.5), "other")
         merged = TREE.merge(other)
         assert merged.tokens == (*TREE.tokens, 9)
         assert merged.parents == (*TREE.parents, 4)
@@ -120,5 +121,28 @@ class TestMerge:
 
     def test_too_large(self):
         one, other = DraftTree.chain(0, range(1, 41)), DraftTree.chain(0, range(2, 42))
-        with pytest.raises(ValueError, match="1 to 64 rows"):
-            one.merge(other)
+        assert one.merge(other).num_nodes == MAX_NODES
+        assert one.merge(other).tokens[:41] == one.tokens
+
+    def test_each_node_keeps_the_name_that_goes_with_its_score(self):
+        other = DraftTree.of((10, 13, 11), (-1, 0, 0), (1.0, 0.95, 0.1), "other")
+        assert TREE.merge(other).sources == ("", "test", "test", "other", "test", "test")
+
+    def test_drawn_trees_are_not_merged(self):
+        drawn = DraftTree((10, 11), (-1, 0), (1.0, 0.5), (), {0: np.ones(3) / 3})
+        with pytest.raises(ValueError, match="random"):
+            TREE.merge(drawn)
+
+
+class TestDrawn:
+    """A tree whose nodes were drawn at random."""
+
+    tree = DraftTree((10, 11, 12, 13), (-1, 0, 0, 2), (1.0, 0.1, 0.9, 0.9), (), {0: np.ones(3) / 3, 2: np.ones(3) / 3})
+
+    def test_is_cut_in_the_order_of_its_rows(self):
+        assert self.tree.prune(1).tokens == (10, 11)
+        assert self.tree.prune(2).tokens == (10, 11, 12)
+
+    def test_keeps_the_distributions_of_its_rows(self):
+        assert set(self.tree.prune(2).draft_probs) == {0, 2}
+        assert set(self.tree.keep([2, 3]).draft_probs) == {0, 1}

@@ -21,7 +21,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"models": ("backends.base", "models")},
     {"backends": ("backends",), "speculation": ("speculation",), "scheduler": ("scheduler",)},
     {"engine": ("engine",)},
-    {"api": ("llm", "generation")},
+    {"api": ("llm", "generation", "opening")},
     {"package": ("",)},
     {"bench": ("bench",), "server": ("server",), "analysis": ("analysis",), "training": ("training",)},
     {"cli": ("cli", "__main__")},
@@ -32,7 +32,7 @@ CONFINED = {
     "torch": ("backends.cuda", "training"),
     "transformers": ("training",),
     "forerun._native": (
-        *(f"backends.{name}" for name in ("cpu", "measure", "packing", "profiled")),
+        *(f"backends.{name}" for name in ("cpu", "cpu_program", "measure", "packing", "profiled")),
         "speculation.drafters.suffix",
     ),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "flask", "websockets"), ("server",)),

@@ -9,7 +9,7 @@ Row invariance is part of both contracts: a row's result depends on that row's t
 bit for bit, never on the other rows, their number, or the number of threads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -123,8 +123,59 @@ class ForwardResult(Protocol):
     """Logits of one forward pass, valid until the next."""
 
     def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
-        """[len(outputs), vocabulary] float32 copy, by index into Batch.output_rows: the slow door for tests and quality
-        measurements."""
+        """[len(outputs), vocabulary] float32 copy, by index into Batch.output_rows: the slow door for tests, quality
+        measurements and verification by rejection."""
+        ...
+
+    def top(self, outputs: Sequence[int], count: int) -> npt.NDArray[np.int32]:
+        """[len(outputs), count] ids of the largest logits, largest first, the lowest id among equals."""
+        ...
+
+
+class Forward(Protocol):
+    """A forward pass written over Ops; returns the output rows' logits [O, columns]."""
+
+    def __call__(self, ops: Ops[V], /) -> V: ...
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """A forward pass beside the target's, over the same KV store: a draft model, or part of the target.
+
+    name     for messages
+    model    whose weights it reads. The target's own LoadedModel object: the loaded weights are shared
+    forward  the pass; its KV layers are numbered as in the store, see KvLayout
+    limits   rows and outputs of its batches
+    weights  format of the weights as a backend's users choose it; None: as the target's
+    shapes   logical weights that it may read, with their shapes; None: those of the model's spec
+    """
+
+    name: str
+    model: LoadedModel
+    forward: Forward
+    limits: "Limits"
+    weights: str | None = None
+    shapes: Mapping[str, tuple[int, ...]] | None = None
+
+    @property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self.shapes if self.shapes is not None else self.model.spec.weight_shapes()
+
+
+class DraftProgram(Protocol):
+    """A loaded ProgramSpec. Calls come from the engine's thread, between the target's steps."""
+
+    def forward(self, batch: Batch) -> "ForwardResult":
+        """Write the rows' KV and compute the output rows' logits, valid until its next call."""
+        ...
+
+    def draw(self, result: "ForwardResult", batch: Batch) -> Drawn:
+        """Draw as the target does. Columns are taken for token ids."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held beyond what is shared with the target: weights and workspace."""
         ...
 
 
@@ -158,6 +209,10 @@ class Backend(Protocol):
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store once."""
+        ...
+
+    def add_program(self, spec: ProgramSpec, progress: "Progress | None" = None) -> DraftProgram:
+        """Load a further pass; `load` and `allocate_kv` come first. Raises as `load` does."""
         ...
 
     def forward(self, batch: Batch) -> ForwardResult:

@@ -10,26 +10,29 @@ import math
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from forerun import _native
 from forerun.backends import cores
-from forerun.backends.base import ForwardResult, Limits, LoadedModel, MemoryReport, Progress, SlotMove
+from forerun.backends.base import (
+    ForwardResult,
+    Limits,
+    LoadedModel,
+    MemoryReport,
+    ProgramSpec,
+    Progress,
+    SlotMove,
+)
+from forerun.backends.cpu_program import CpuProgram, CpuResult, Matrices
 from forerun.backends.packing import Loader
-from forerun.backends.recorder import BufferPlan, Recorder, Step, Value, plan_buffers
+from forerun.backends.recorder import Recorder
 from forerun.backends.weight_formats import check_choice
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import CODEC_BYTES, KvLayout
 from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, UsageError
 from forerun.machine import available_memory
 from forerun.models import decoder
-from forerun.models.rope import rope_table
-from forerun.models.spec import RopeSpec
-from forerun.sampling.flatten import FlatDraws, pack_draws, unpack_drawn
-from forerun.sampling.walk import hash_row
 
 KERNELS_VERSION = "k4"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
@@ -76,21 +79,6 @@ def cpu_info() -> dict[str, object]:
     }
 
 
-@dataclass(frozen=True)
-class CpuResult:
-    """Logits of one step, valid until the next.
-
-    view  [O, V] float32, the program's own memory
-    flat  the batch's draws, packed while the caches still hold what packs them, and the threads are idle anyway
-    """
-
-    view: npt.NDArray[np.float32]
-    flat: FlatDraws
-
-    def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
-        return self.view[list(outputs)]  # a list index copies
-
-
 class CpuBackend:
     """One model on native kernels. Implements `Backend`.
 
@@ -123,12 +111,10 @@ class CpuBackend:
         self._weights = weights
         self._formats = weights
         self._pool = _native.ThreadPool(threads if threads is not None else cores.default_threads())
-        self._arena: _native.Arena | None = None
-        self._program: _native.Program | None = None
+        self._program: CpuProgram | None = None
         self._store: _native.KvStore | None = None
-        self._logits: npt.NDArray[np.float32]
-        self._drawers: _native.Drawers
-        self._vector_bytes = 0
+        self._target: LoadedModel | None = None
+        self._matrices: Matrices = {}  # the target's
         self._kv_layers: list[tuple[int, int]] = []
         self._codec = "none"
 
@@ -140,8 +126,7 @@ class CpuBackend:
     @property
     def program(self) -> _native.Program:
         """The native program of the loaded model, for those who time its operations."""
-        assert self._program is not None, "load comes first"
-        return self._program
+        return self._loaded.native
 
     @property
     def row_tile(self) -> int:
@@ -159,31 +144,39 @@ class CpuBackend:
 
         Raises ModelFileError on a missing weight or a wrong shape, CapacityError when memory is too small.
         """
-        shapes = model.spec.weight_shapes()
-        _check_weights(model, shapes)
-        recorder = Recorder(shapes)
-        result = decoder.logits(model.spec, recorder)
-        loader = Loader(model, self._weights, self._pool, progress)
+        spec = ProgramSpec("target", model, lambda ops: decoder.logits(model.spec, ops), limits)
+        self._program, self._formats = self._make_program(spec, self._matrices, progress)
+        self._target = model
+        self._kv_layers = [(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in model.spec.layers]
+
+    def add_program(self, spec: ProgramSpec, progress: Progress | None = None) -> CpuProgram:
+        """Load a further pass over the same KV store. Raises as `load` does."""
+        is_shared = spec.model is self._target and spec.weights in (None, self._weights)
+        program, _ = self._make_program(spec, dict(self._matrices) if is_shared else {}, progress)
+        program.use(self._kv)
+        return program
+
+    def _make_program(self, spec: ProgramSpec, matrices: Matrices, progress: Progress | None) -> tuple[CpuProgram, str]:
+        """A program, with the names of its weight formats. Stacks that `matrices` lacks are packed and added to it."""
+        recorder = Recorder(dict(spec.weight_shapes))
+        result = spec.forward(recorder)
+        shapes = {name: spec.weight_shapes[name] for name in recorder.weights()}
+        _check_weights(spec.model, shapes)
+        loader = Loader(spec.model.weights, shapes, spec.weights or self._weights, self._pool, progress)
         stacks = {stack: loader.parts(stack) for stack in recorder.matrices()}
-        parts = [part for some in stacks.values() for part in some]
+        new = {stack: parts for stack, parts in stacks.items() if stack not in matrices}
+        parts = [part for some in new.values() for part in some]
         sizes = [_native.PackedMatrix.bytes(part.num_rows, part.cols, part.format) for part in parts]
         needed = sum(-(-size // 64) * 64 for size in sizes)
-        _reserve(needed, "the weights", "use a smaller model")
-        self._arena = arena = _native.Arena(needed)
-        self._formats = "+".join(sorted({part.format.lower() for part in parts}))
-        matrices = {stack: [loader.matrix(part, arena) for part in some] for stack, some in stacks.items()}
-        plan = plan_buffers(recorder, result)
-        self._program = _native.Program(
-            self._table, self._pool, limits.max_rows, limits.max_outputs, limits.max_model_len
-        )
-        builder = _ProgramBuilder(self._program, plan, matrices, loader, limits.max_model_len)
-        for step in recorder.steps:
-            builder.add(step)
-        self._program.finish(builder.view(result))
-        self._logits = self._program.logits()
-        self._drawers = _native.Drawers(self._table, self._pool, self._logits.shape[1])
-        self._vector_bytes = loader.vector_bytes
-        self._kv_layers = [(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in model.spec.layers]
+        program = CpuProgram(self._table, self._pool, spec.limits)
+        if needed:
+            _reserve(needed, "the weights", "use a smaller model")
+            arena = _native.Arena(needed)
+            program.weight_bytes += arena.bytes
+            matrices |= {stack: [loader.matrix(part, arena) for part in parts] for stack, parts in new.items()}
+        program.build(recorder, result, matrices, loader)
+        program.weight_bytes += loader.vector_bytes
+        return program, "+".join(sorted({part.format.lower() for parts in stacks.values() for part in parts}))
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's.
@@ -199,6 +192,8 @@ class CpuBackend:
             raise UsageError(f"block_size must be a multiple of 16, got {layout.block_size}")
         _reserve(layout.total_bytes, "the KV cache", "lower kv_cache_bytes or max_model_len")
         self._store = _native.KvStore(self._table, layout.num_blocks, layout.block_size, layout.codec, layers)
+        if self._program is not None:
+            self._program.use(self._store)
         self._codec = layout.codec
 
     # ---- a step ----
@@ -208,32 +203,14 @@ class CpuBackend:
 
         Raises ValueError, before anything is computed, when an index of the batch leaves its array.
         """
-        flat = pack_draws(batch.draws, len(batch.output_rows))
-        self.program.run(
-            self._kv,
-            batch.tokens,
-            batch.positions,
-            batch.slots,
-            batch.query_start,
-            batch.context_len,
-            batch.block_table,
-            batch.tree_root,
-            batch.ancestors,
-            batch.output_rows,
-        )
-        logits = self._logits[: len(batch.output_rows)]
+        result = self._loaded.forward(batch)
         if self._fault == "row_ulp" and batch.num_rows > 1:
-            logits[:, 0] = np.nextafter(logits[:, 0], np.float32(math.inf))
-        return CpuResult(logits, flat)
+            result.view[:, 0] = np.nextafter(result.view[:, 0], np.float32(math.inf))
+        return result
 
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
-        assert isinstance(result, CpuResult)
-        logits, flat = result.view, result.flat
-        if batch.draws is not flat.draws:  # other draws than those that came with the rows
-            flat = pack_draws(batch.draws, len(logits))
-        self._drawers.draw(logits, *flat.arguments)
-        return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
+        return self._loaded.draw(result, batch)
 
     # ---- KV memory ----
 
@@ -252,100 +229,20 @@ class CpuBackend:
     def memory(self) -> MemoryReport:
         """Bytes held."""
         return MemoryReport(
-            weights=(self._arena.bytes if self._arena else 0) + self._vector_bytes,
+            weights=self._program.weight_bytes if self._program else 0,
             kv=self._store.bytes if self._store else 0,
-            workspace=self._program.workspace_bytes + self._drawers.bytes if self._program else 0,
+            workspace=self._program.workspace_bytes if self._program else 0,
         )
+
+    @property
+    def _loaded(self) -> CpuProgram:
+        assert self._program is not None, "load comes first"
+        return self._program
 
     @property
     def _kv(self) -> _native.KvStore:
         assert self._store is not None, "allocate_kv comes first"
         return self._store
-
-
-class _ProgramBuilder:
-    """Turns recorded steps into operations of a native program."""
-
-    def __init__(
-        self,
-        program: _native.Program,
-        plan: BufferPlan,
-        matrices: dict[tuple[str, ...], list[_native.PackedMatrix]],
-        loader: Loader,
-        max_positions: int,
-    ) -> None:
-        self._program = program
-        self._matrices = matrices
-        self._loader = loader
-        self._max_positions = max_positions
-        self._rope_tables: dict[RopeSpec, int] = {}
-        numbers = [program.add_buffer(w, on) for w, on in zip(plan.widths, plan.on_outputs, strict=True)]
-        self._buffer_of = {value: numbers[index] for value, index in plan.buffer_of.items()}
-
-    def view(self, value: Value) -> _native.View:
-        """Where a recorded value lies."""
-        return _native.View(self._buffer_of[value.id], value.column, value.width)
-
-    def add(self, step: Step) -> None:
-        """Append one step."""
-        program, reads = self._program, [self.view(value) for value in step.reads]
-        attention = step.attention
-        match step.kind:
-            case "rope":
-                assert step.rope is not None
-                program.rope(reads[0], step.num_heads, step.rope.rotary_dim, self._rope(step.rope))
-                return
-            case "write_kv":
-                assert attention is not None
-                program.write_kv(step.layer, reads[0], reads[1], attention.num_kv_heads)
-                return
-        assert step.writes is not None
-        out = self.view(step.writes)
-        match step.kind:
-            case "embed":
-                program.embed(self._matrices[step.weights][0], out)
-            case "rms_norm":
-                program.rms_norm(reads[0], program.add_vector(self._loader.vector(step.weights[0])), step.eps, out)
-            case "linear":
-                self._linear(step, reads[0], step.writes)
-            case "attention":
-                assert attention is not None
-                program.attention(
-                    step.layer, reads[0], attention.num_heads, attention.num_kv_heads, attention.scale, 0, out
-                )
-            case "silu_mul":
-                program.silu_mul(reads[0], reads[1], out)
-            case "add":
-                program.add(reads[0], reads[1], out)
-            case "select_outputs":
-                program.select_outputs(reads[0], out)
-            case _:
-                raise NotImplementedError(f"the native program has no operation {step.kind}")
-
-    def _linear(self, step: Step, x: _native.View, out: Value) -> None:
-        """One operation for each part of the stack, side by side in `out`."""
-        biases = self._biases(step)
-        start = 0
-        for matrix in self._matrices[step.weights]:
-            end = start + matrix.rows
-            bias = -1 if biases is None else self._program.add_vector(biases[start:end])
-            part = self.view(Value(out.id, out.column + start, matrix.rows))
-            self._program.linear(x, matrix, bias, part)
-            start = end
-
-    def _biases(self, step: Step) -> npt.NDArray[np.float32] | None:
-        if not step.biases:
-            return None
-        parts = [
-            np.zeros(self._loader.size(weight), np.float32) if bias is None else self._loader.vector(bias)
-            for weight, bias in zip(step.weights, step.biases, strict=True)
-        ]
-        return np.concatenate(parts)
-
-    def _rope(self, spec: RopeSpec) -> int:
-        if spec not in self._rope_tables:
-            self._rope_tables[spec] = self._program.add_rope_table(*rope_table(spec, self._max_positions))
-        return self._rope_tables[spec]
 
 
 def _check_weights(model: LoadedModel, shapes: dict[str, tuple[int, ...]]) -> None:

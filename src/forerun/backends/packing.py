@@ -1,10 +1,12 @@
 """Loader: reads a model's weights in chunks of rows and packs them for the native kernels, reporting its progress."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from forerun import _native
-from forerun.backends.base import LoadedModel, Progress
+from forerun.backends.base import Progress, Weights
 from forerun.backends.quantisation import quantise
 from forerun.backends.weight_formats import BLOCK_INPUTS, PANEL, Part, packed_format, parts_of
 
@@ -12,18 +14,27 @@ CHUNK_BYTES = 32 << 20  # float32 bytes of a matrix that are read at once
 
 
 class Loader:
-    """The weights of one model. weights  one of weight_formats.CHOICES"""
+    """The weights of one program.
+
+    shapes  logical weights that are read
+    choice  one of weight_formats.CHOICES
+    """
 
     def __init__(
-        self, model: LoadedModel, weights: str, pool: _native.ThreadPool, progress: Progress | None = None
+        self,
+        weights: Weights,
+        shapes: Mapping[str, tuple[int, ...]],
+        choice: str,
+        pool: _native.ThreadPool,
+        progress: Progress | None = None,
     ) -> None:
-        self._weights = model.weights
-        self._choice = weights
+        self._weights = weights
+        self._choice = choice
         self._pool = pool
         self._progress = progress
-        self._shapes = model.spec.weight_shapes()
+        self._shapes = dict(shapes)
         self._done = 0.0
-        self._total = sum(model.weights.num_bytes(name) for name in self._shapes)
+        self._total = sum(weights.num_bytes(name) for name in self._shapes)
         self.vector_bytes = 0
 
     def parts(self, stack: tuple[str, ...]) -> tuple[Part, ...]:

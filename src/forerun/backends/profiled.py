@@ -11,7 +11,8 @@ import numpy as np
 
 from forerun import _native
 from forerun.backends.base import ForwardResult, Limits, LoadedModel, Progress
-from forerun.backends.cpu import CpuBackend, CpuResult
+from forerun.backends.cpu import CpuBackend
+from forerun.backends.cpu_program import CpuResult
 from forerun.batch import Batch, Drawn
 from forerun.profile import Profile
 

@@ -111,6 +111,11 @@ class Recorder:
         """The stacks of matrices that the recording multiplies with or embeds from, each once, in order of use."""
         return list(dict.fromkeys(step.weights for step in self.steps if step.kind in ("embed", "linear")))
 
+    def weights(self) -> list[str]:
+        """Every weight and bias that the recording reads, each once."""
+        names = (name for step in self.steps for name in (*step.weights, *step.biases) if name is not None)
+        return list(dict.fromkeys(names))
+
     def _make(
         self,
         kind: str,

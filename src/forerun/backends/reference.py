@@ -8,19 +8,29 @@ own keys, and the rest is elementwise or reduces along one row.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from forerun.backends.base import ForwardResult, Limits, LoadedModel, MemoryReport, Progress, SlotMove
+from forerun.backends.base import (
+    Forward,
+    ForwardResult,
+    Limits,
+    LoadedModel,
+    MemoryReport,
+    ProgramSpec,
+    Progress,
+    SlotMove,
+)
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import KvLayout
 from forerun.errors import CapacityError, ModelFileError, UsageError
 from forerun.models.decoder import logits as decoder_logits
 from forerun.models.rope import rope_table
 from forerun.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from forerun.sampling.top import top_ids
 from forerun.sampling.walk import draw_batch
 
 Float32 = npt.NDArray[np.float32]
@@ -45,36 +55,35 @@ ENCODE: dict[str, Callable[[Float32], Float32]] = {"fp32": lambda x: x, "bf16": 
 
 
 class KvStore:
-    """Keys and values of one stack as plain float32 arrays that hold what the codec can hold.
+    """Keys and values of all stacks as plain float32 arrays that hold what the codec can hold.
 
-    keys, values  [L, slots, G, D] float32
+    keys, values  per layer, those of the first stack first: [slots, G, D] float32
     """
 
     def __init__(self, layout: KvLayout) -> None:
         if layout.codec not in ENCODE:
             raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(ENCODE))}")
-        stack = layout.stacks[0]
-        shape = (stack.num_layers, layout.num_slots, stack.num_kv_heads, stack.head_dim)
+        shapes = [(layout.num_slots, s.num_kv_heads, s.head_dim) for s in layout.stacks for _ in range(s.num_layers)]
         self.layout = layout
         self.encode = ENCODE[layout.codec]
-        self.keys = np.zeros(shape, np.float32)
-        self.values = np.zeros(shape, np.float32)
+        self.keys = [np.zeros(shape, np.float32) for shape in shapes]
+        self.values = [np.zeros(shape, np.float32) for shape in shapes]
 
     def write(self, layer: int, slots: Int32, k: Float32, v: Float32) -> None:
         """Encode k and v [R, G * D] into `slots` of `layer`."""
-        shape = (len(slots), *self.keys.shape[2:])
-        self.keys[layer, slots] = self.encode(k).reshape(shape)
-        self.values[layer, slots] = self.encode(v).reshape(shape)
+        shape = (len(slots), *self.keys[layer].shape[1:])
+        self.keys[layer][slots] = self.encode(k).reshape(shape)
+        self.values[layer][slots] = self.encode(v).reshape(shape)
 
     def copy(self, source: slice | int, target: slice | int) -> None:
         """Copy slots in every layer."""
-        self.keys[:, target] = self.keys[:, source]
-        self.values[:, target] = self.values[:, source]
+        for array in (*self.keys, *self.values):
+            array[target] = array[source]
 
     def clear(self, slots: slice) -> None:
         """Zero slots in every layer."""
-        self.keys[:, slots] = 0.0
-        self.values[:, slots] = 0.0
+        for array in (*self.keys, *self.values):
+            array[slots] = 0.0
 
     def block(self, block: int) -> slice:
         """Slots of a block."""
@@ -90,12 +99,11 @@ def visible_slots(batch: Batch, row: int, block_size: int) -> Int32:
     sequence = int(np.searchsorted(batch.query_start, row, side="right")) - 1
     ancestors = int(batch.ancestors[row])
     root = int(batch.tree_root[sequence])
-    last = batch.positions[root if ancestors else row]
-    logical = np.arange(int(last) + 1)
-    table = batch.block_table[sequence]
-    context = table[logical // block_size] * block_size + logical % block_size
+    last = root if ancestors else int(batch.positions[row])
     nodes = [root + i for i in range(1, 64) if ancestors >> i & 1]
-    return np.concatenate([context, batch.slots[nodes]]).astype(np.int32)
+    logical = np.array([*range(last + 1), *nodes])
+    slots = batch.block_table[sequence][logical // block_size] * block_size + logical % block_size
+    return np.asarray(slots, np.int32)
 
 
 class NumpyOps:
@@ -153,8 +161,8 @@ class NumpyOps:
         mixed = np.empty_like(q)
         groups = (spec.num_kv_heads, spec.num_heads // spec.num_kv_heads, spec.head_dim)
         for row, slots in enumerate(self._slots_of_row):
-            keys = np.ascontiguousarray(self._kv.keys[layer, slots].transpose(1, 2, 0))  # [G, D, n]
-            values = np.ascontiguousarray(self._kv.values[layer, slots].transpose(1, 0, 2))  # [G, n, D]
+            keys = np.ascontiguousarray(self._kv.keys[layer][slots].transpose(1, 2, 0))  # [G, D, n]
+            values = np.ascontiguousarray(self._kv.values[layer][slots].transpose(1, 0, 2))  # [G, n, D]
             scores = (q[row].reshape(groups) @ keys) * np.float32(spec.scale)  # [G, H / G, n]
             weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
             mixed[row] = ((weights @ values) / weights.sum(axis=-1, keepdims=True)).reshape(-1)
@@ -180,6 +188,39 @@ class ReferenceResult:
     def logits(self, outputs: Sequence[int]) -> Float32:
         return self.all_logits[list(outputs)]  # a list index copies
 
+    def top(self, outputs: Sequence[int], count: int) -> Int32:
+        return top_ids(self.all_logits, outputs, count)
+
+
+class ReferenceProgram:
+    """One forward pass in numpy over a KV store. Implements DraftProgram."""
+
+    def __init__(
+        self,
+        weights: dict[str, Float32],
+        tables: dict[RopeSpec, tuple[Float32, Float32]],
+        forward: Forward,
+        kv: KvStore,
+    ) -> None:
+        self._weights = weights
+        self._ops = NumpyOps(weights, tables, kv)
+        self._forward = forward
+
+    def forward(self, batch: Batch) -> ReferenceResult:
+        """Write the rows' KV and compute the output rows' logits."""
+        self._ops.begin(batch)
+        # A NaN must stay its sequence's problem; exp(-gate) may overflow to inf, and gate / inf is the right zero.
+        with np.errstate(invalid="ignore", over="ignore"):
+            return ReferenceResult(self._forward(self._ops))
+
+    def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
+        """Draw by walking each sequence's tree."""
+        return draw_batch(lambda output: result.logits((output,))[0], batch)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in self._weights.values())
+
 
 class ReferenceBackend:
     """One model in numpy. Implements `Backend`."""
@@ -187,12 +228,12 @@ class ReferenceBackend:
     name = "reference"
 
     def __init__(self) -> None:
-        self._spec: ModelSpec
+        self._model: LoadedModel
         self._limits: Limits
         self._weights: dict[str, Float32] = {}
         self._tables: dict[RopeSpec, tuple[Float32, Float32]] = {}
         self._kv: KvStore | None = None
-        self._ops: NumpyOps | None = None
+        self._program: ReferenceProgram | None = None
 
     @property
     def row_tile(self) -> int:
@@ -208,24 +249,15 @@ class ReferenceBackend:
 
     def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
         """Dequantise every weight to float32. Raises ModelFileError, CapacityError."""
-        shapes = model.spec.weight_shapes()
-        done, total = 0, sum(model.weights.num_bytes(name) for name in shapes if name in model.weights)
-        for name, shape in shapes.items():
-            if name not in model.weights:
-                raise ModelFileError(f"weight {name} is missing; the model file is incomplete, fetch it again")
-            try:
-                array = model.weights.read(name)
-            except MemoryError as error:
-                raise CapacityError(f"no memory left for weight {name} {shape}; use a smaller model") from error
-            if array.shape != shape:
-                raise ModelFileError(f"weight {name} has shape {array.shape}, expected {shape}; fetch the model again")
-            self._weights[name] = array
-            done += model.weights.num_bytes(name)
-            if progress is not None:
-                progress(done, total)
-        ropes = {layer.mixer.rope for layer in model.spec.layers}
-        self._tables = {rope: rope_table(rope, limits.max_model_len) for rope in ropes}
-        self._spec, self._limits = model.spec, limits
+        self._weights = _read_weights(model, model.spec.weight_shapes(), progress)
+        self._tables = _rope_tables(model.spec, limits)
+        self._model, self._limits = model, limits
+
+    def add_program(self, spec: ProgramSpec, progress: Progress | None = None) -> ReferenceProgram:
+        """Load a further pass; weights are float32 whatever the spec says. Raises as `load` does."""
+        weights = self._weights if spec.model is self._model else {}
+        weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
+        return ReferenceProgram(weights, _rope_tables(spec.model.spec, spec.limits), spec.forward, self._store())
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""
@@ -235,21 +267,20 @@ class ReferenceBackend:
             raise CapacityError(
                 f"no memory left for {layout.total_bytes} bytes of KV; ask for a smaller cache"
             ) from error
-        self._ops = NumpyOps(self._weights, self._tables, self._kv)
+        spec = self._model.spec
+        self._program = ReferenceProgram(self._weights, self._tables, lambda ops: decoder_logits(spec, ops), self._kv)
 
     def forward(self, batch: Batch) -> ReferenceResult:
         """Write the rows' KV and compute the output rows' logits."""
-        assert self._ops is not None, "allocate_kv comes before forward"
+        assert self._program is not None, "allocate_kv comes before forward"
         assert batch.num_rows <= self._limits.max_rows
         assert len(batch.output_rows) <= self._limits.max_outputs
-        self._ops.begin(batch)
-        # A NaN must stay its sequence's problem; exp(-gate) may overflow to inf, and gate / inf is the right zero.
-        with np.errstate(invalid="ignore", over="ignore"):
-            return ReferenceResult(decoder_logits(self._spec, self._ops))
+        return self._program.forward(batch)
 
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
-        return draw_batch(lambda output: result.logits((output,))[0], batch)
+        assert self._program is not None
+        return self._program.draw(result, batch)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target), in order."""
@@ -271,10 +302,36 @@ class ReferenceBackend:
 
     def memory(self) -> MemoryReport:
         """Bytes held; the store keeps float32 whatever the codec."""
-        kv = 0 if self._kv is None else self._kv.keys.nbytes + self._kv.values.nbytes
+        kv = 0 if self._kv is None else sum(array.nbytes for array in (*self._kv.keys, *self._kv.values))
         tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables.values())
         return MemoryReport(weights=sum(w.nbytes for w in self._weights.values()), kv=kv, workspace=tables)
 
     def _store(self) -> KvStore:
         assert self._kv is not None, "allocate_kv comes first"
         return self._kv
+
+
+def _read_weights(
+    model: LoadedModel, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
+) -> dict[str, Float32]:
+    """Every weight of `shapes` as float32."""
+    weights: dict[str, Float32] = {}
+    done, total = 0, sum(model.weights.num_bytes(name) for name in shapes if name in model.weights)
+    for name, shape in shapes.items():
+        if name not in model.weights:
+            raise ModelFileError(f"weight {name} is missing; the model file is incomplete, fetch it again")
+        try:
+            array = model.weights.read(name)
+        except MemoryError as error:
+            raise CapacityError(f"no memory left for weight {name} {shape}; use a smaller model") from error
+        if array.shape != shape:
+            raise ModelFileError(f"weight {name} has shape {array.shape}, expected {shape}; fetch the model again")
+        weights[name] = array
+        done += model.weights.num_bytes(name)
+        if progress is not None:
+            progress(done, total)
+    return weights
+
+
+def _rope_tables(spec: ModelSpec, limits: Limits) -> dict[RopeSpec, tuple[Float32, Float32]]:
+    return {rope: rope_table(rope, limits.max_model_len) for rope in {layer.mixer.rope for layer in spec.layers}}

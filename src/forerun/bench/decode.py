@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 from forerun.backends.base import Progress
 from forerun.bench import corpus
 from forerun.bench.lossless import Answer, Cell, Difference, Setting, compare, request_of, run_requests
+from forerun.config import SpeculationConfig
 from forerun.errors import UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
-from forerun.speculation.drafter import make_drafter
+from forerun.speculation.setup import make_drafters
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ class DecodeResult:
 def check_speculation(names: Seq[str]) -> None:
     """Raise UsageError for a speculation setting that does not exist, before a model is loaded."""
     for name in names:
-        if name != "off":
-            make_drafter(name, {})
+        make_drafters(SpeculationConfig(name))
 
 
 def bench_decode(llm: LLM, wish: DecodeWish, options: EngineOptions, progress: Progress) -> list[DecodeResult]:

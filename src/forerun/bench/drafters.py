@@ -41,6 +41,7 @@ class _Stateless:
     """A drafter that decides for each sequence by itself and learns nothing."""
 
     name = ""
+    is_paid = False
 
     def begin(self, sequence: Sequence) -> None:
         """Nothing to prepare."""
@@ -122,7 +123,7 @@ class RandomDrafter(_Stateless):
                 taken.add((parent, token))
                 tokens.append(token)
                 parents.append(parent)
-        return DraftTree(tuple(tokens), tuple(parents), (1.0,) * len(tokens), self.name)
+        return DraftTree.of(tokens, parents, (1.0,) * len(tokens), self.name)
 
     def _token(self, ask: Ask) -> int:
         if self._random.random() < 0.5:

@@ -20,7 +20,7 @@ class KvWish:
     codec: str = "bf16"
 
 
-def plan_kv(wish: KvWish, stack: KvStack, max_context: int, available: int | None) -> tuple[KvLayout, int]:
+def plan_kv(wish: KvWish, stacks: tuple[KvStack, ...], max_context: int, available: int | None) -> tuple[KvLayout, int]:
     """The layout and the longest sequence (prompt and output) it serves.
 
     A length that the user named is kept or refused; one that he left open shrinks to what memory holds.
@@ -34,7 +34,7 @@ def plan_kv(wish: KvWish, stack: KvStack, max_context: int, available: int | Non
         raise UsageError(f"max_model_len is {wish.max_model_len}, but the model allows 2 to {max_context}")
     if wish.kv_cache_bytes is not None and wish.kv_cache_bytes <= 0:
         raise UsageError(f"kv_cache_bytes must be positive, got {wish.kv_cache_bytes}")
-    one_block = KvLayout(1, wish.block_size, wish.codec, (stack,))
+    one_block = KvLayout(1, wish.block_size, wish.codec, stacks)
     length = wish.max_model_len or min(max_context, DEFAULT_MODEL_LEN)
     blocks_of_one = -(-length // wish.block_size)
     if wish.kv_cache_bytes is not None:
@@ -54,4 +54,4 @@ def plan_kv(wish: KvWish, stack: KvStack, max_context: int, available: int | Non
                 f"but {limit} allows {max(0, capacity)} tokens: lower max_model_len or raise kv_cache_bytes"
             )
         length = capacity
-    return KvLayout(num_blocks, wish.block_size, wish.codec, (stack,)), length
+    return KvLayout(num_blocks, wish.block_size, wish.codec, stacks), length

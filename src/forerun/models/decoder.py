@@ -1,5 +1,10 @@
-"""The forward pass of a decoder-only model, written once over Ops, for every family and backend."""
+"""The forward pass of a decoder-only model, written once over Ops, for every family and backend.
 
+A drafter may run part of it: `skip` names sub-layers ("layers.3.attn", "layers.3.mlp") that are passed over, and
+`first_kv_layer` says where its layers lie in the KV store when they are not the target's own.
+"""
+
+from collections.abc import Set
 from typing import TypeVar
 
 from forerun.backends.base import Ops
@@ -8,15 +13,20 @@ from forerun.models.spec import AttentionSpec, DenseMlpSpec, ModelSpec
 V = TypeVar("V")
 
 
-def logits(spec: ModelSpec, ops: Ops[V]) -> V:
+NOTHING: frozenset[str] = frozenset()
+
+
+def logits(spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_layer: int = 0) -> V:
     """Logits of the batch's output rows: [O, vocabulary]."""
     x = ops.embed("embed")
     for index, layer in enumerate(spec.layers):
         prefix = f"layers.{index}."
-        normed = ops.rms_norm(x, prefix + "attn_norm", spec.norm_eps)
-        x = ops.add(x, _attention(ops, normed, index, layer.mixer, prefix + "attn."))
-        normed = ops.rms_norm(x, prefix + "mlp_norm", spec.norm_eps)
-        x = ops.add(x, _mlp(ops, normed, layer.mlp, prefix + "mlp."))
+        if prefix + "attn" not in skip:
+            normed = ops.rms_norm(x, prefix + "attn_norm", spec.norm_eps)
+            x = ops.add(x, _attention(ops, normed, first_kv_layer + index, layer.mixer, prefix + "attn."))
+        if prefix + "mlp" not in skip:
+            normed = ops.rms_norm(x, prefix + "mlp_norm", spec.norm_eps)
+            x = ops.add(x, _mlp(ops, normed, layer.mlp, prefix + "mlp."))
     x = ops.rms_norm(ops.select_outputs(x), "final_norm", spec.norm_eps)
     return ops.linear(x, (spec.output_weight,))
 

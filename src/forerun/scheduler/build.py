@@ -45,7 +45,7 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
                 masks = tree.ancestors
         blocks = sequence.block_ids
         slots += [blocks[index // block_size] * block_size + index % block_size for index in range(start, stop)]
-        tree_root.append(len(tokens) - len(masks) if masks else -1)
+        tree_root.append(stop - len(masks) if masks else -1)
         ancestors += [0] * (stop - start - len(masks))
         ancestors += masks
         query_start.append(len(tokens))

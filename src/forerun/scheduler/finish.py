@@ -78,7 +78,8 @@ def _count(sequence: Sequence, outcome: Outcome) -> None:
         return
     stats.drafted += tree.num_nodes
     stats.accepted += accepted
-    stats.accepted_by[tree.source] = stats.accepted_by.get(tree.source, 0) + accepted
+    for row in outcome.accepted:
+        stats.accepted_by[tree.sources[row]] = stats.accepted_by.get(tree.sources[row], 0) + 1
     reached = max(tree.depths)
     for counts, upto in ((stats.drafted_at, reached), (stats.accepted_at, accepted)):
         counts.extend([0] * (reached - len(counts)))

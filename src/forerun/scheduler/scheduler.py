@@ -262,6 +262,7 @@ class Scheduler:
         sequence.block_ids = array("i")
         sequence.block_digests = []
         sequence.num_computed = 0
+        sequence.seen_by.clear()  # a drafter's KV lay in those blocks
 
     # ---- after the step ----
 

@@ -4,22 +4,35 @@ A drafter catches up: before it proposes it reads the tokens of `ask.sequence` t
 covers prompt, accepted tokens, pauses and preemption; a rejected draft needs no call at all.
 
 Nothing a drafter does can change what is said, only how fast, so the speculator checks its trees and drops bad nodes.
+Under verification by rejection one thing is asked of it: nodes that it drew at random come with the distribution they
+were drawn from (DraftTree.draft_probs), and whether it proposes a node never depends on what was drawn there.
 """
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
+
+from forerun.backends.base import ForwardResult
 from forerun.batch import Outcome
+from forerun.cache.layout import KvStack
 from forerun.errors import UsageError
 from forerun.sequence import Sequence
+from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
+
+OptionValue = bool | int | float | str
 
 
 @dataclass(frozen=True)
 class Ask:
-    """Propose at most `max_nodes` nodes, none deeper than `max_depth`, below the last token of `sequence`."""
+    """Propose at most `max_nodes` nodes, none deeper than `max_depth`, below the last token of `sequence`.
+
+    Slots for `max_nodes` tokens behind the last one are reserved in the sequence's blocks.
+    """
 
     sequence: Sequence
     max_nodes: int
@@ -28,16 +41,30 @@ class Ask:
 
 @dataclass(frozen=True)
 class Seen:
-    """What became of a draft: the tree that was verified and its outcome."""
+    """What became of a step's draft, drafted or not: the tree that was verified and its outcome.
+
+    first_output  index of the root's row among the step's output rows; node i is i further
+    result        the step's logits, valid during the call of `observe` only
+    """
 
     sequence: Sequence
     outcome: Outcome
+    first_output: int
+    result: ForwardResult
+
+    def top(self, rows: Seq[int], count: int) -> npt.NDArray[np.int32]:
+        """[len(rows), count] most likely successors of the tree's rows, on the walked path or not."""
+        return self.result.top([self.first_output + row for row in rows], count)
 
 
 class Drafter(Protocol):
-    """Proposes draft trees. Calls come from the engine's thread."""
+    """Proposes draft trees. Calls come from the engine's thread.
+
+    is_paid  proposing runs a model, so that it is only worth it where enough is accepted
+    """
 
     name: str
+    is_paid: bool
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence has joined."""
@@ -48,11 +75,27 @@ class Drafter(Protocol):
         ...
 
     def observe(self, seen: Seq[Seen]) -> None:
-        """Learn from verified drafts."""
+        """Learn from a step: every sequence that drew, after its tokens were appended."""
         ...
 
     def end(self, sequence_id: int) -> None:
-        """The sequence is gone: drop its state."""
+        """The sequence is gone: drop its state. `Sequence` objects seen before stay valid."""
+        ...
+
+
+@runtime_checkable
+class HostedDrafter(Protocol):
+    """What a drafter implements beside Drafter when it runs programs or keeps files: it is told where it lives."""
+
+    def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
+        """KV layers of its own, in the target's blocks; asked before the KV memory is allocated. Loads no weights.
+
+        Raises UsageError or UnsupportedModel when it cannot draft for this target.
+        """
+        ...
+
+    def load(self, host: DraftHost, first_kv_layer: int) -> None:
+        """Load what it runs; the KV memory is there. Its own stacks begin at layer `first_kv_layer` of the store."""
         ...
 
 
@@ -69,11 +112,11 @@ def known_drafters() -> list[str]:
     return sorted(_FACTORIES)
 
 
-def make_drafter(name: str, options: Mapping[str, int]) -> Drafter:
+def make_drafter(name: str, options: Mapping[str, OptionValue]) -> Drafter:
     """Build a registered drafter. Raises UsageError on an unknown name or option."""
     factory = _FACTORIES.get(name)
     if factory is None:
-        raise UsageError(f"unknown drafter {name!r}: choose off, {', '.join(known_drafters())}")
+        raise UsageError(f"unknown drafter {name!r}: choose off, auto, {', '.join(known_drafters())}")
     try:
         return factory(**options)
     except TypeError as error:

@@ -1,18 +1,21 @@
-"""Speculator: asks the drafter, checks and trims its trees, and keeps the statistics.
+"""Speculator: asks the drafters, checks, merges and cuts their trees, and keeps the statistics.
 
 It stands between the scheduler's selection and the batch. A drafter that fails or proposes nonsense costs speed only:
 its nodes are dropped here and the sequence decodes plainly.
 """
 
 import logging
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from forerun.batch import Outcome
+from forerun.backends.base import ForwardResult
+from forerun.batch import Batch, Outcome
+from forerun.errors import RequestError
 from forerun.sequence import Sequence
-from forerun.speculation.budget import FixedBudget
+from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
@@ -20,93 +23,184 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
+class DrafterStats:
+    """Totals of one drafter. Nodes count for the drafter whose name they bear.
+
+    drafted_at, accepted_at  nodes by depth: entry d counts depth d + 1
+    """
+
+    drafts: int = 0  # trees with at least one of its nodes
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    errors: int = 0
+    seconds: float = 0.0  # in propose and observe
+
+
+@dataclass
 class SpeculationStats:
-    """Totals over the speculator's life."""
+    """Totals over the speculator's life.
+
+    bonus  tokens that came without having been drafted, in steps with a draft: one a draft
+    """
 
     drafts: int = 0
     drafted: int = 0
     accepted: int = 0
+    bonus: int = 0
     dropped_nodes: int = 0  # out-of-range ids and what hung below them
     drafter_errors: int = 0
+    by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
 
 
 class Speculator:
-    """Proposes one tree per decoding sequence. `drafter` None is plain decoding."""
+    """Proposes one tree per decoding sequence. Without drafters it is plain decoding.
 
-    def __init__(self, drafter: Drafter | None, budget: FixedBudget, vocab_size: int) -> None:
-        self._drafter = drafter
-        self._budget = budget
+    budget  decides who is asked for how much, and which of the proposed nodes are verified
+    """
+
+    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int) -> None:
+        self.drafters = tuple(drafters)
+        self.budget = budget
         self._vocab_size = vocab_size
-        self.stats = SpeculationStats()
+        self.stats = SpeculationStats(by_drafter={drafter.name: DrafterStats() for drafter in drafters})
 
     @property
     def drafter_name(self) -> str:
-        """Name of the drafter, "off" without one."""
-        return self._drafter.name if self._drafter is not None else "off"
+        """Names of the drafters joined by "+", "off" without one."""
+        return "+".join(drafter.name for drafter in self.drafters) or "off"
+
+    def check(self, sequence: Sequence) -> None:
+        """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
+        wanted = sequence.params.speculation
+        names = [drafter.name for drafter in self.drafters]
+        if wanted.drafter not in (None, "off", *names):
+            known = ", ".join(["off", *names])
+            raise RequestError(
+                f"drafter {wanted.drafter!r} is not loaded here: choose one of {known}", param="speculation"
+            )
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         """Draft nodes that the scheduler shall reserve slots for."""
-        return 0 if self._drafter is None else self._budget.depth(sequence, num_decoding)
+        return self.budget.room(sequence, num_decoding) if self._allowed(sequence) else 0
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
-        if self._drafter is not None:
-            with self._guard():
-                self._drafter.begin(sequence)
+        for drafter in self.drafters:
+            with self._guard(drafter):
+                drafter.begin(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
-        if self._drafter is not None:
-            with self._guard():
-                self._drafter.end(sequence.id)
+        for drafter in self.drafters:
+            with self._guard(drafter):
+                drafter.end(sequence.id)
+        self.budget.end(sequence.id)
 
-    def propose(self, sequences: Seq[Sequence], rooms: Seq[int]) -> list[DraftTree]:
-        """A tree per sequence rooted at its last token, with at most `rooms[i]` nodes; root only where nothing fits."""
+    def propose(self, sequences: Seq[Sequence], rooms: Seq[int], num_other_rows: int = 0) -> list[DraftTree]:
+        """A tree per sequence rooted at its last token, with at most `rooms[i]` nodes; root only where nothing fits.
+
+        num_other_rows  rows of the step that do not draw, such as prefill
+        """
         trees = [DraftTree.root_only(sequence.tokens[-1]) for sequence in sequences]
-        asked = [index for index, room in enumerate(rooms) if room > 0]
-        if self._drafter is None or not asked:
+        if not self.drafters or not any(rooms):
             return trees
-        asks = [Ask(sequences[index], min(rooms[index], MAX_NODES), rooms[index]) for index in asked]
-        with self._guard():
-            proposed = self._drafter.propose(asks)
-            for index, ask, tree in zip(asked, asks, proposed, strict=True):
-                if tree is not None and tree.tokens[0] == trees[index].tokens[0]:
-                    trees[index] = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
-        return trees
+        for drafter in self.drafters:
+            asked = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
+            asked = [i for i in asked if self.budget.wants(drafter, sequences[i], trees[i], len(sequences))]
+            if asked:
+                self._ask(drafter, asked, sequences, rooms, trees)
+        return self.budget.choose(sequences, rooms, trees, num_other_rows)
 
-    def observe(self, sequences: Seq[Sequence], outcomes: Seq[Outcome]) -> None:
-        """Count what was verified and tell the drafter."""
-        seen = []
-        for sequence, outcome in zip(sequences, outcomes, strict=True):
-            if outcome.tree.num_nodes:
-                self.stats.drafts += 1
-                self.stats.drafted += outcome.tree.num_nodes
-                self.stats.accepted += len(outcome.accepted)
-                seen.append(Seen(sequence, outcome))
-        if self._drafter is not None and seen:
-            with self._guard():
-                self._drafter.observe(seen)
+    def observe(
+        self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult, facts: StepFacts
+    ) -> None:
+        """Count what was verified, and tell budget and drafters. sequences, outcomes  one per Batch.draws entry"""
+        for outcome in outcomes:
+            self._count(outcome)
+        self.budget.observe(sequences, outcomes, facts)
+        seen = [
+            Seen(sequence, outcome, draw.first_output, result)
+            for sequence, outcome, draw in zip(sequences, outcomes, batch.draws, strict=True)
+        ]
+        for drafter in self.drafters:
+            mine = [one for one in seen if drafter in self._allowed(one.sequence)]
+            if mine:
+                with self._guard(drafter):
+                    drafter.observe(mine)
+
+    def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
+        """Drafters that the request lets draft."""
+        wanted = sequence.params.speculation.drafter
+        if wanted is None:
+            return self.drafters
+        return tuple(drafter for drafter in self.drafters if drafter.name == wanted)
+
+    def _ask(
+        self, drafter: Drafter, asked: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: list[DraftTree]
+    ) -> None:
+        """Merge a drafter's trees for `asked` into `trees`."""
+        asks = []
+        for i in asked:
+            depth = self.budget.depth(sequences[i], len(sequences))
+            asks.append(Ask(sequences[i], min(rooms[i], MAX_NODES), min(depth, rooms[i])))
+        with self._guard(drafter):
+            proposed = drafter.propose(asks)
+            for i, ask, tree in zip(asked, asks, proposed, strict=True):
+                if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
+                    continue
+                sound = self.budget.calibrate(self._sound(tree).prune(ask.max_nodes, ask.max_depth))
+                if trees[i].num_nodes == 0:
+                    trees[i] = sound
+                elif not (sound.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
+                    trees[i] = trees[i].merge(sound)
+
+    def _count(self, outcome: Outcome) -> None:
+        tree = outcome.tree
+        if tree.num_nodes == 0:
+            return
+        self.stats.drafts += 1
+        self.stats.drafted += tree.num_nodes
+        self.stats.accepted += len(outcome.accepted)
+        self.stats.bonus += len(outcome.tokens) - len(outcome.accepted)
+        for name in set(tree.sources[1:]):
+            self._stats_of(name).drafts += 1
+        for row in range(1, len(tree)):
+            stats = self._stats_of(tree.sources[row])
+            stats.drafted += 1
+            _raise(stats.drafted_at, tree.depths[row] - 1)
+        for row in outcome.accepted:
+            stats = self._stats_of(tree.sources[row])
+            stats.accepted += 1
+            _raise(stats.accepted_at, tree.depths[row] - 1)
+
+    def _stats_of(self, name: str) -> DrafterStats:
+        return self.stats.by_drafter.setdefault(name, DrafterStats())
 
     @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """A drafter must never take the engine down: what it raises is counted and logged."""
+    def _guard(self, drafter: Drafter) -> Iterator[None]:
+        """A drafter must never take the engine down: what it raises is counted and logged. Its time is counted too."""
+        stats, start = self._stats_of(drafter.name), time.perf_counter()
         try:
             yield
         except Exception:
             self.stats.drafter_errors += 1
-            log.exception("drafter %s failed; what it did not propose is decoded plainly", self.drafter_name)
+            stats.errors += 1
+            log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
+        finally:
+            stats.seconds += time.perf_counter() - start
 
     def _sound(self, tree: DraftTree) -> DraftTree:
         """The tree without ids that the target does not know, nor anything below them."""
         bad = {row for row in range(1, len(tree)) if not 0 <= tree.tokens[row] < self._vocab_size}
         if not bad:
             return tree
-        keep = [row for row in range(len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
-        self.stats.dropped_nodes += len(tree) - len(keep)
-        new_row = {old: new for new, old in enumerate(keep)}
-        return DraftTree(
-            tuple(tree.tokens[row] for row in keep),
-            tuple(new_row[tree.parents[row]] if row else -1 for row in keep),
-            tuple(tree.score[row] for row in keep),
-            tree.source,
-        )
+        keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
+        self.stats.dropped_nodes += len(tree) - 1 - len(keep)
+        return tree.keep(keep)
+
+
+def _raise(counts: list[int], index: int) -> None:
+    counts.extend([0] * (index + 1 - len(counts)))
+    counts[index] += 1

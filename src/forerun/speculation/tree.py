@@ -8,9 +8,12 @@ node in ascending row order are in ascending depth.
               └── 3 "dog"                     parents = [-1, 0, 1, 0]        depths = [0, 1, 2, 1]
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 MAX_NODES = 63  # ancestors fit one uint64, the root included
 
@@ -22,20 +25,26 @@ class DraftTree:
     tokens   [N+1] token ids, tokens[0] the root
     parents  [N+1] row of the parent, parents[0] == -1
     score    [N+1] estimated probability that the node is accepted given that its parent is, score[0] == 1
-    source   name of the drafter, for statistics
+    sources  [N+1] name of the drafter that proposed the node; empty for the root, and everywhere if left out
+    draft_probs  row -> [V] float64: the distribution that this row's children were drawn from, without replacement, in
+             the order of their rows. Rows without an entry have children that were chosen, not drawn. Verification by
+             coupled draws never looks at it; by rejection it needs it
     """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
     score: tuple[float, ...]
-    source: str = ""
+    sources: tuple[str, ...] = ()
+    draft_probs: Mapping[int, npt.NDArray[np.float64]] = field(default_factory=dict, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if not 1 <= n <= MAX_NODES + 1:
             raise ValueError(f"a draft tree has 1 to {MAX_NODES + 1} rows, got {n}")
-        if len(self.parents) != n or len(self.score) != n or self.parents[0] != -1:
-            raise ValueError("tokens, parents and score must have one entry a row, and the root's parent is -1")
+        if not self.sources:
+            object.__setattr__(self, "sources", ("",) * n)
+        if not len(self.parents) == len(self.score) == len(self.sources) == n or self.parents[0] != -1:
+            raise ValueError("tokens, parents, score and sources have one entry a row, and the root's parent is -1")
         if any(not 0 <= self.parents[row] < row for row in range(1, n)):
             raise ValueError("a node's parent must come before the node")
         if len(self._child_map) != n - 1:
@@ -56,7 +65,7 @@ class DraftTree:
         """One path below the root."""
         n = len(tokens)
         scores = (1.0, *(score if score is not None else [1.0] * n))
-        return cls((root, *tokens), tuple(range(-1, n)), scores, source)
+        return cls((root, *tokens), tuple(range(-1, n)), scores, _one_source(source, n))
 
     @classmethod
     def from_paths(cls, root: int, paths: Iterable[Sequence[int]], source: str = "") -> "DraftTree":
@@ -73,7 +82,12 @@ class DraftTree:
                     tokens.append(token)
                     parents.append(row)
                 row = child
-        return cls(tuple(tokens), tuple(parents), (1.0,) * len(tokens), source)
+        return cls(tuple(tokens), tuple(parents), (1.0,) * len(tokens), _one_source(source, len(tokens) - 1))
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], parents: Sequence[int], score: Sequence[float], source: str) -> "DraftTree":
+        """A tree that one drafter proposed."""
+        return cls(tuple(tokens), tuple(parents), tuple(score), _one_source(source, len(tokens) - 1))
 
     # ---- derived ----
 
@@ -85,6 +99,11 @@ class DraftTree:
     def num_nodes(self) -> int:
         """Draft nodes, the root not counted."""
         return len(self.tokens) - 1
+
+    @property
+    def source(self) -> str:
+        """Names of all drafters in it, joined by "+"."""
+        return "+".join(name for name in dict.fromkeys(self.sources) if name)
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -108,6 +127,14 @@ class DraftTree:
         return all(parent == row - 1 for row, parent in enumerate(self.parents))
 
     @cached_property
+    def survival(self) -> tuple[float, ...]:
+        """[N+1] estimated probability that a row is reached: the product of scores along its path."""
+        survival = [1.0]
+        for row in range(1, len(self.tokens)):
+            survival.append(survival[self.parents[row]] * min(1.0, max(0.0, self.score[row])))
+        return tuple(survival)
+
+    @cached_property
     def _child_map(self) -> dict[tuple[int, int], int]:
         return {(self.parents[row], self.tokens[row]): row for row in range(1, len(self.tokens))}
 
@@ -129,42 +156,64 @@ class DraftTree:
         """The tree of the `max_nodes` nodes most likely to be reached (product of scores along the path).
 
         Ties keep the smaller row. A child's product never exceeds its parent's, so the set is closed under parents.
+        Nodes that were drawn at random are kept in the order of their rows: choosing among them by what was drawn would
+        change the distribution that rejection verifies.
         """
         depth_limit = len(self.tokens) if max_depth is None else max_depth
-        survival = [1.0]
-        for row in range(1, len(self.tokens)):
-            survival.append(survival[self.parents[row]] * min(1.0, max(0.0, self.score[row])))
         candidates = [row for row in range(1, len(self.tokens)) if self.depths[row] <= depth_limit]
-        candidates.sort(key=lambda row: (-survival[row], row))
-        keep = [0, *sorted(candidates[: max(0, max_nodes)])]
-        if len(keep) == len(self.tokens):
+        if not self.draft_probs:
+            candidates.sort(key=lambda row: (-self.survival[row], row))
+        return self.keep(candidates[: max(0, max_nodes)])
+
+    def keep(self, rows: Iterable[int]) -> "DraftTree":
+        """The tree of the root and `rows`, a set that holds every node's parent."""
+        kept = [0, *sorted(rows)]
+        if len(kept) == len(self.tokens):
             return self
-        new_row = {old: new for new, old in enumerate(keep)}
+        new_row = {old: new for new, old in enumerate(kept)}
         return DraftTree(
-            tuple(self.tokens[row] for row in keep),
-            tuple(new_row[self.parents[row]] if row else -1 for row in keep),
-            tuple(self.score[row] for row in keep),
-            self.source,
+            tuple(self.tokens[row] for row in kept),
+            tuple(new_row[self.parents[row]] if row else -1 for row in kept),
+            tuple(self.score[row] for row in kept),
+            tuple(self.sources[row] for row in kept),
+            {new_row[row]: probs for row, probs in self.draft_probs.items() if row in new_row},
         )
 
+    def with_scores(self, score: Sequence[float]) -> "DraftTree":
+        """The same nodes with other scores."""
+        return replace(self, score=tuple(score))
+
     def merge(self, other: "DraftTree") -> "DraftTree":
-        """Union of two trees with the same root; a node both have keeps the larger score."""
+        """Union of two trees with the same root; a node of both keeps the larger score and the name that goes with it.
+
+        Nodes that do not fit MAX_NODES are left out. Raises ValueError for trees whose nodes were drawn at random.
+        """
         if other.tokens[0] != self.tokens[0]:
             raise ValueError("only trees with the same root can be merged")
-        tokens, parents, score = list(self.tokens), list(self.parents), list(self.score)
+        if self.draft_probs or other.draft_probs:
+            raise ValueError("trees whose nodes were drawn at random cannot be merged")
+        tokens, parents = list(self.tokens), list(self.parents)
+        score, sources = list(self.score), list(self.sources)
         children = dict(self._child_map)
         row_of = [0]
         for row in range(1, len(other.tokens)):
             parent = row_of[other.parents[row]]
-            mine = children.get((parent, other.tokens[row]))
+            mine = children.get((parent, other.tokens[row])) if parent >= 0 else None
+            if parent < 0 or (mine is None and len(tokens) > MAX_NODES):
+                row_of.append(-1)
+                continue
             if mine is None:
                 mine = len(tokens)
                 children[parent, other.tokens[row]] = mine
                 tokens.append(other.tokens[row])
                 parents.append(parent)
                 score.append(other.score[row])
-            else:
-                score[mine] = max(score[mine], other.score[row])
+                sources.append(other.sources[row])
+            elif other.score[row] > score[mine]:
+                score[mine], sources[mine] = other.score[row], other.sources[row]
             row_of.append(mine)
-        source = self.source if self.source == other.source else "+".join(s for s in (self.source, other.source) if s)
-        return DraftTree(tuple(tokens), tuple(parents), tuple(score), source)
+        return DraftTree(tuple(tokens), tuple(parents), tuple(score), tuple(sources))
+
+
+def _one_source(source: str, num_nodes: int) -> tuple[str, ...]:
+    return ("", *[source] * num_nodes)

@@ -1,9 +1,7 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
-from forerun.speculation.drafter import register
 from forerun.speculation.drafters.ngram import NgramDrafter
 
-# What "auto" means may grow with every drafter that needs nothing but the target; today that is the n-gram drafter.
-register("auto", NgramDrafter)
+AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["NgramDrafter"]
+__all__ = ["AUTO", "NgramDrafter"]

@@ -49,6 +49,7 @@ class NgramDrafter:
     """Draws drafts out of each sequence's own tokens; keeps nothing across sequences."""
 
     name = "ngram"
+    is_paid = False
 
     def __init__(self, min_n: int = 2, max_n: int = 4) -> None:
         if not 1 <= min_n <= max_n <= 16:
