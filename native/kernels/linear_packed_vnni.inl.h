@@ -16,6 +16,7 @@
 
 constexpr int kBlockRows = 8;
 constexpr int kBlockPanels = 2;
+constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
 
 template <TileFormat F>
 constexpr int kGroupTiles = kQuantisedInputs / tile_shape(F).inputs;
@@ -113,6 +114,19 @@ FORERUN_INLINE void add_tile(const InputRows& rows, const uint8_t* panels, size_
     }
 }
 
+FORERUN_INLINE bool streams_outputs(const PackedLinearArgs& args) {
+    return static_cast<size_t>(args.rows) * static_cast<size_t>(args.columns) >= kStreamedOutputs;
+}
+
+// Streams, or the cache line would be read before it is written.
+FORERUN_INLINE void store_output(float* to, Vec result, int lanes, bool streams) {
+    if (streams && lanes >= kLanes && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+        _mm512_stream_ps(to, result.v);
+    } else {
+        store_first(to, result, lanes);
+    }
+}
+
 // Rows [row, row + ROWS) and PANELS panels from `panel` on.
 template <TileFormat F, int ROWS, int PANELS>
 static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
@@ -149,13 +163,14 @@ static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
                 total[p][r] = fma(part[p][r], scale, total[p][r]);
         }
     }
+    const bool streams = streams_outputs(args);
     FORERUN_UNROLL
     for (int p = 0; p < PANELS; ++p) {
         const int column = (panel + p) * kLanes, lanes = args.columns - column;
         FORERUN_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             const Vec result = args.bias ? total[p][r] + load_first(args.bias + column, lanes) : total[p][r];
-            store_first(args.out + (first + static_cast<size_t>(r)) * args.ldo + column, result, lanes);
+            store_output(args.out + (first + static_cast<size_t>(r)) * args.ldo + column, result, lanes, streams);
         }
     }
 }
@@ -183,4 +198,5 @@ static void linear_packed(const PackedLinearArgs& args, int panel_begin, int pan
             }
         }
     });
+    if (streams_outputs(args)) _mm_sfence();  // before other threads are told
 }

@@ -240,3 +240,14 @@ def test_inputs_of_16_bits_follow_their_definition():
     unit = pack_stored("Q8_0", blocks.reshape(inputs, -1), inputs, pool)
     x = exact((7, inputs), 1) * np.ldexp(np.float32(1), np.random.default_rng(2).integers(-12, 12, inputs))
     np.testing.assert_array_equal(linear("avx512_vnni", x, unit, inputs), round_to_int16(x).astype(np.float32))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_outputs_that_no_cache_would_keep(table):
+    """Logits of many rows are written another way, and are as wide as the vocabulary: in whole cache lines or not."""
+    for outputs in (33_024, 33_037):
+        blocks, pool = random_blocks("Q4_0", outputs, 32), _native.ThreadPool(2)
+        packed, x = pack_stored("Q4_0", blocks, 32, pool), exact((64, 32))
+        everything = linear(table, x, packed, outputs)
+        for row in (0, 7, 8, 63):
+            np.testing.assert_array_equal(everything[row], linear(table, x[row : row + 1], packed, outputs)[0])
