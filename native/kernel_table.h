@@ -50,6 +50,7 @@ struct LinearArgs {
 
 constexpr int kMaxPackedBlocks = 32;  // of 16 rows that tables with tile products multiply by what they unpack
 constexpr int kSumsPerTile = 3;
+constexpr int kFactsPerTile = 4;
 constexpr size_t kPackedScratchBytes = size_t{64} << 10;
 
 // The same with weights in a packed format, see tile_formats.h.
@@ -122,7 +123,9 @@ struct AttentionTask {
 
 struct KernelTable {
     const char* name;
-    bool tiles_kv;  // it takes bfloat16 KV as tiles, see kv_store.h
+    bool tiles_kv;            // it takes bfloat16 KV as tiles, see kv_store.h
+    bool packed_takes_int16;  // linear_packed takes int16 inputs with scales; else bfloat16, as linear does
+    int sums_per_tile;        // floats that round_rows_and_sum leaves for every 32 inputs of a row
 
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
@@ -217,6 +220,7 @@ FORERUN_INLINE int first_visible(const AttentionArgs& args, int end) {
 extern const KernelTable portable_table;
 extern const KernelTable amx_bf16_table;
 extern const KernelTable avx512_bf16_table;
+extern const KernelTable avx512_vnni_table;
 extern const KernelTable avx512_table;
 extern const KernelTable avx2_table;
 extern const KernelTable neon_table;

@@ -67,6 +67,11 @@ void Program::check_heads(View view, int num_heads, const char* what) const {
     if (view.width % num_heads != 0) fail(std::string(what) + " cannot be cut into its heads");
 }
 
+bool Program::serves(const PackedMatrix& rounded_for, const PackedMatrix& matrix) const {
+    if (needs_sums(rounded_for) == needs_sums(matrix)) return true;
+    return needs_sums(rounded_for) && !table_.packed_takes_int16;
+}
+
 void Program::push(Op op) {
     require(!finished_, "the program is finished");
     ops_.push_back(op);
@@ -98,7 +103,7 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
     // Layers side by side share their rounded input, if the one before has left all that this one needs.
     const Op* const before = ops_.empty() ? nullptr : &ops_.back();
     const bool is_rounded = before && before->kind == Kind::kLinear && before->a == x &&
-                            before->out.buffer != x.buffer && (needs_sums(*before->matrix) || !needs_sums(matrix));
+                            before->out.buffer != x.buffer && serves(*before->matrix, matrix);
     if (!is_rounded) push(Op{.kind = Kind::kRound, .a = x, .matrix = &matrix});
     push(Op{.kind = Kind::kLinear, .a = x, .out = out, .matrix = &matrix, .vector = bias});
 }

@@ -35,11 +35,6 @@ constexpr size_t spread_stride(int width, int unit) {
     return (lines | 1) * static_cast<size_t>(unit);
 }
 
-// Sums of the inputs of a block of 16 rows.
-constexpr size_t sum_floats(int inputs) {
-    return static_cast<size_t>((inputs + kTileDepth - 1) / kTileDepth) * kSumsPerTile * kLanes;
-}
-
 // The arrays of batch.py; pointers are borrowed for the call.
 struct BatchArrays {
     int num_rows, num_sequences, table_width, num_outputs;
@@ -171,6 +166,13 @@ class Program {
     void run_linear(const Op& op, int rows);
     int linear_tasks(const PackedMatrix& matrix, int rows) const;
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
+    // Whether what was rounded for one matrix also serves another.
+    bool serves(const PackedMatrix& rounded_for, const PackedMatrix& matrix) const;
+    // Sums of the inputs of a block of 16 rows.
+    size_t sum_floats(int inputs) const {
+        const size_t tiles = static_cast<size_t>((inputs + kTileDepth - 1) / kTileDepth);
+        return tiles * static_cast<size_t>(table_.sums_per_tile) * kLanes;
+    }
     void run_attention(const Op& op, const BatchArrays& batch, const KvStore& store);
     size_t plan_attention(const AttentionArgs& args, const BatchArrays& batch, bool split_spans, int max_heads);
     // pool_.run, with the times of every task where operations are timed.

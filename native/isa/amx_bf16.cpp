@@ -25,9 +25,9 @@ namespace amx_bf16 {
 
 #include "kernels/linear_amx.inl.h"
 
+#include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
 #include "kernels/unpack_codes.inl.h"
-#include "kernels/unpack_lanes.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"
 #include "kernels/round_and_sum.inl.h"

@@ -19,6 +19,7 @@ namespace avx2 {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
 #include "kernels/unpack_lanes.inl.h"
 

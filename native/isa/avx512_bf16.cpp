@@ -19,6 +19,7 @@ namespace avx512_bf16 {
 
 #include "kernels/linear_avx512_bf16.inl.h"
 
+#include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
 #include "kernels/unpack_lanes.inl.h"
 

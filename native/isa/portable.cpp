@@ -16,6 +16,7 @@ namespace portable {
 
 #include "kernels/linear_fp32.inl.h"
 
+#include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
 #include "kernels/unpack_lanes.inl.h"
 

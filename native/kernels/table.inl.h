@@ -4,6 +4,8 @@ static constexpr KernelTable make_table(const char* name) {
     return KernelTable{
         .name = name,
         .tiles_kv = false,
+        .packed_takes_int16 = false,
+        .sums_per_tile = kSumsPerTile,
         .round_rows = round_rows,
         .linear = linear,
         .round_rows_and_sum = round_rows_and_sum,

@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun import _native
+from forerun.backends.cpu import INT16_TABLES
 from forerun.backends.reference import round_to_bf16
 from forerun.batch import Batch
 from tests.steps import Rows, make_batch
 
 Float32 = npt.NDArray[np.float32]
+
+INT16_INPUTS = 256  # of a row that share a scale
 
 TABLES = [table for table in _native.all_tables() if not _native.missing_features(table)]
 
@@ -23,6 +26,28 @@ def exact(shape: Sequence[int], seed: int = 0, scale: float = 1.0) -> Float32:
     """Random normal values that bfloat16 holds exactly."""
     values = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
     return round_to_bf16(values)
+
+
+def round_to_int16(x: Float32) -> npt.NDArray[np.float64]:
+    """x [R, K] as 16-bit numbers times a power of two that INT16_INPUTS of a row share.
+
+    Groups without a magnitude above 2^-100 become zero, groups with an infinity or a NaN become NaN.
+    """
+    rounded = np.empty(x.shape, np.float64)
+    for start in range(0, x.shape[1], INT16_INPUTS):
+        group = x[:, start : start + INT16_INPUTS].astype(np.float64)
+        largest = np.max(np.abs(group), axis=1, keepdims=True)
+        finite = np.isfinite(largest)
+        exponent = np.frexp(np.where(finite, largest, 1.0))[1] - 15
+        whole = np.minimum(np.rint(np.ldexp(np.where(finite, group, 0.0), -exponent)), 2**15 - 1)
+        values = np.where(largest < 2.0**-100, 0.0, np.ldexp(whole, exponent))
+        rounded[:, start : start + INT16_INPUTS] = np.where(finite, values, np.nan)
+    return rounded
+
+
+def packed_inputs(table: str, x: Float32) -> npt.NDArray[np.float64]:
+    """What linear layers over packed weights multiply where x is exact in bfloat16."""
+    return round_to_int16(x) if table in INT16_TABLES else x.astype(np.float64)
 
 
 def pack(matrix: Float32, pool: _native.ThreadPool) -> _native.PackedMatrix:

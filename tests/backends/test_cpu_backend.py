@@ -8,7 +8,7 @@ import pytest
 from forerun import _native
 from forerun.backends import reference
 from forerun.backends.base import Limits, LoadedModel, SlotMove
-from forerun.backends.cpu import KERNELS_VERSION, CpuBackend, choose_table, cpu_info
+from forerun.backends.cpu import INT16_TABLES, KERNELS_VERSION, CpuBackend, choose_table, cpu_info
 from forerun.backends.reference import NumpyOps, ReferenceBackend, round_to_bf16
 from forerun.batch import DrawRequest
 from forerun.cache.layout import KvLayout, KvStack
@@ -284,7 +284,8 @@ class TestTables:
         monkeypatch.delenv("FORERUN_ISA", raising=False)
         assert choose_table() == TABLES[0]
         assert TABLES[-1] == "portable"
-        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/{KERNELS_VERSION}/w-file/a-bf16/kv-none"
+        inputs = "int16" if TABLES[0] in INT16_TABLES else "bf16"
+        assert CpuBackend(1).numerics_id == f"{TABLES[0]}/{KERNELS_VERSION}/w-file/a-{inputs}/kv-none"
 
     def test_environment_and_argument(self, monkeypatch):
         monkeypatch.setenv("FORERUN_ISA", "portable")

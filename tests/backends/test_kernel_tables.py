@@ -12,16 +12,18 @@ from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
 from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run
 
-ORDER = ["amx_bf16", "avx512", "avx512_bf16", "avx2", "neon", "portable"]  # best first
+ORDER = ["amx_bf16", "avx512_vnni", "avx512", "avx512_bf16", "avx2", "neon", "portable"]  # best first
 NEEDS = {
     "amx_bf16": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx512_vnni": {"avx512_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx2": {"avx2", "fma", "f16c"},
     "neon": {"neon"},
     "portable": set(),
 }
-FUSED = [table for table in TABLES if table in ("avx512", "avx2")]  # fp32 with fused multiply-add, in the same order
+# fp32 with fused multiply-add, in the same order
+FUSED = [table for table in TABLES if table in ("avx512_vnni", "avx512", "avx2")]
 
 
 def test_tables_of_this_build_are_ordered_and_end_with_one_that_always_runs():
@@ -131,6 +133,7 @@ def every_operation(table):
 @pytest.mark.skipif(len(FUSED) < 2, reason="this CPU has fewer than two tables of the kind")
 def test_tables_with_fused_multiply_add_agree_to_the_bit():
     """They run the same operations in the same order, in vectors of different widths: a strong check of each other."""
-    left, right = (every_operation(table) for table in FUSED)
-    for name in left:
-        np.testing.assert_array_equal(left[name].view(np.int32), right[name].view(np.int32), err_msg=name)
+    left, *others = (every_operation(table) for table in FUSED)
+    for right in others:
+        for name in left:
+            np.testing.assert_array_equal(left[name].view(np.int32), right[name].view(np.int32), err_msg=name)

@@ -6,7 +6,17 @@ import pytest
 
 from forerun import _native
 from forerun.models.files.dequantise import dequantise
-from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run
+from tests.backends.native_ops import (
+    TABLES,
+    Bench,
+    exact,
+    new_view,
+    pack,
+    packed_inputs,
+    plain_batch,
+    round_to_int16,
+    run,
+)
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where scales lie in a block
@@ -96,7 +106,8 @@ def test_linear_is_right_and_a_row_does_not_depend_on_others(table, name, output
     everything = linear(table, x, packed, outputs, bias)
     weights = values.astype(np.float64)
     size = np.abs(x) @ np.abs(weights).T + np.abs(bias)
-    assert np.max(np.abs(everything - (x @ weights.T + bias)) / size) < 2e-6
+    want = packed_inputs(table, x) @ weights.T + bias
+    assert np.max(np.abs(everything - want) / size) < 2e-6
     for rows in ROWS:
         got = linear(table, x[:rows], packed, outputs, bias, threads=1 + rows % 3)
         np.testing.assert_array_equal(got, everything[:rows])
@@ -165,3 +176,78 @@ def test_a_matrix_of_another_format_shares_rounded_inputs(table):
         got = Bench(table, 2).run([x], record, 64)
         want = np.concatenate([linear(table, x, first, 32), linear(table, x, second, 32)], axis=1)
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("table", TABLES)
+def test_any_number_of_rows_gives_the_same_bits(table, name):
+    outputs, inputs = 83, 512
+    blocks, pool = random_blocks(name, outputs, inputs), _native.ThreadPool(2)
+    packed, x = pack_stored(name, blocks, inputs, pool), exact((64, inputs))
+    want = np.concatenate([linear(table, row[None], packed, outputs, threads=1) for row in x])
+    for count in range(1, 65):
+        rows = np.random.default_rng(count).permutation(64)[:count]
+        got = linear(table, x[rows], packed, outputs, threads=1 + count % 4)
+        np.testing.assert_array_equal(got.view(np.int32), want[rows].view(np.int32), err_msg=f"{count} rows")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("table", TABLES)
+def test_inputs_of_any_size(table, name):
+    """Large and small magnitudes in one row, rows of zeros and of what float32 hardly holds, a ragged last group."""
+    outputs, inputs = 19, 768 if name.endswith("K") else 608
+    blocks, pool = random_blocks(name, outputs, inputs), _native.ThreadPool(2)
+    packed, weights = pack_stored(name, blocks, inputs, pool), values_of(name, blocks, inputs).astype(np.float64)
+    rng = np.random.default_rng(3)
+    x = exact((9, inputs), 4)
+    x[0] = 0.0
+    x[1, :256] = 0.0
+    x[2] *= np.float32(2.0**110)
+    x[3] *= np.float32(2.0**-90)
+    x[4] *= np.float32(2.0**-126)
+    x[5, rng.choice(inputs, 5, replace=False)] *= 1024.0
+    x[6] = exact((inputs,), 5) * np.ldexp(np.float32(1), rng.integers(-30, 30, inputs)).astype(np.float32)
+    x[7] = np.float32(1e-40)
+    x[8] = np.where(rng.random(inputs) < 0.5, np.float32(255 * 2.0**90), -np.float32(255 * 2.0**90))
+    got = linear(table, x, packed, outputs)
+    size = np.abs(x.astype(np.float64)) @ np.abs(weights).T
+    want = packed_inputs(table, x) @ weights.T
+    assert np.all(np.abs(got - want) <= 2e-6 * size + 2.0**-94)
+    assert not got[0].any()
+
+
+@pytest.mark.parametrize("wild", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("table", TABLES)
+def test_a_wild_input_shows_in_all_outputs_of_its_row(table, wild):
+    outputs, inputs = 50, 768
+    blocks, pool = random_blocks("Q4_1", outputs, inputs, powers_of_two=True), _native.ThreadPool(2)
+    packed, x = pack_stored("Q4_1", blocks, inputs, pool), exact((11, inputs))
+    calm = linear(table, x, packed, outputs)
+    x[4, 300] = wild
+    got = linear(table, x, packed, outputs)
+    assert not np.isfinite(got[4]).any()
+    np.testing.assert_array_equal(np.delete(got, 4, 0), np.delete(calm, 4, 0))
+
+
+def test_inputs_of_16_bits_follow_their_definition():
+    """Whole numbers as weights show what inputs became."""
+    if "avx512_vnni" not in TABLES:
+        pytest.skip("this CPU lacks the table")
+    inputs, pool = 544, _native.ThreadPool(1)
+    blocks = np.zeros((inputs, inputs // 32, 34), np.uint8)  # of Q8_0: a unit matrix
+    blocks[:, :, :2] = np.array([1.0], np.float16).view(np.uint8)
+    blocks[np.arange(inputs), np.arange(inputs) // 32, 2 + np.arange(inputs) % 32] = 1
+    unit = pack_stored("Q8_0", blocks.reshape(inputs, -1), inputs, pool)
+    x = exact((7, inputs), 1) * np.ldexp(np.float32(1), np.random.default_rng(2).integers(-12, 12, inputs))
+    np.testing.assert_array_equal(linear("avx512_vnni", x, unit, inputs), round_to_int16(x).astype(np.float32))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_outputs_that_no_cache_would_keep(table):
+    """Logits of many rows are written another way, and are as wide as the vocabulary: in whole cache lines or not."""
+    for outputs in (33_024, 33_037):
+        blocks, pool = random_blocks("Q4_0", outputs, 32), _native.ThreadPool(2)
+        packed, x = pack_stored("Q4_0", blocks, 32, pool), exact((64, 32))
+        everything = linear(table, x, packed, outputs)
+        for row in (0, 7, 8, 63):
+            np.testing.assert_array_equal(everything[row], linear(table, x[row : row + 1], packed, outputs)[0])

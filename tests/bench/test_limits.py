@@ -39,6 +39,7 @@ def test_bandwidth_between_and_beyond_the_measured_sizes() -> None:
         ("amx_bf16/k1/w-bf16/a-bf16/kv-bf16", ("amx_bf16",)),
         ("amx/k7/w-int4/a-int8/kv-int8", ("amx_int8",)),
         ("avx512_vnni/k2/w-int8/a-int8/kv-bf16", ("avx512_vnni_int8",)),
+        ("avx512_vnni/k4/w-q4_1/a-int16/kv-bf16", ("avx512_vnni_int8",)),
         ("avx512/k2/w-int8/a-bf16/kv-bf16", ("avx512_bf16", "avx512_fp32")),
         ("avx2/k2/w-int4/a-int8/kv-bf16", ("avx2_int8",)),
         ("avx2/k2/w-bf16/a-fp32/kv-int8", ("avx2_fp32",)),
@@ -54,6 +55,12 @@ def test_the_best_of_the_instructions_that_may_be_used_is_the_limit() -> None:
     peaks = (Peak("avx512_bf16", 1.0, 3.0), Peak("avx512_fp32", 2.0, 4.0), Peak("amx_bf16", 9.0, 9.0))
     assert made((1, 1.0), peaks=peaks).peak("avx512/k/a-bf16").format == "avx512_fp32"
     assert made((1, 1.0), peaks=peaks[:1]).peak("amx/k/a-int8").format == "avx512_bf16"  # not measured: the best known
+
+
+def test_products_of_16_bits_have_half_the_peak_of_bytes() -> None:
+    limits = made((1, 1.0), peaks=(Peak("avx512_vnni_int8", 4.0, 8.0), Peak("avx512_bf16", 1.0, 2.0)))
+    assert limits.peak("avx512_vnni/k4/w-q4_1/a-int16/kv-bf16") == Peak("avx512_vnni_int8", 2.0, 4.0)
+    assert limits.peak("avx512_vnni/k4/w-q4_1/a-int8/kv-bf16") == Peak("avx512_vnni_int8", 4.0, 8.0)
 
 
 def test_a_measured_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,9 @@ from forerun.models import decoder
 KERNELS_VERSION = "k4"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
 FAULTS = ("row_ulp",)
+INT16_TABLES = ("avx512_vnni",)  # packed weights meet inputs of 16 bits there, elsewhere bfloat16
 # By kernel table: rows that one pass over the weights serves at about the price of one.
-ROW_TILES = {"amx_bf16": 16, "avx512_bf16": 4, "avx512": 8, "avx2": 4, "neon": 4, "portable": 1}
+ROW_TILES = {"amx_bf16": 16, "avx512_vnni": 8, "avx512_bf16": 4, "avx512": 8, "avx2": 4, "neon": 4, "portable": 1}
 
 
 def choose_table(isa: str | None = None) -> str:
@@ -135,7 +136,15 @@ class CpuBackend:
 
     @property
     def numerics_id(self) -> str:
-        return f"{self._table}/{KERNELS_VERSION}/w-{self._formats}/a-bf16/kv-{self._codec}"
+        return f"{self._table}/{KERNELS_VERSION}/w-{self._formats}/a-{self._inputs}/kv-{self._codec}"
+
+    @property
+    def _inputs(self) -> str:
+        """Formats of the inputs of linear layers."""
+        formats = set(self._formats.split("+"))
+        if self._table not in INT16_TABLES or formats == {"bf16"}:
+            return "bf16"
+        return "bf16+int16" if "bf16" in formats else "int16"
 
     # ---- loading ----
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forerun.backends.measure import MachineMeter
 from forerun.machine import available_memory
@@ -20,6 +20,7 @@ READ_BYTES = 64 * MB  # a small buffer is read so often that this much is read i
 MULTIPLY_S = 0.01  # of one sample
 PROMISING = 3  # ways of reading that are tried in every round
 LARGE = 64 * MB  # buffers from here on say how steady the memory is
+INT16_PRODUCTS = ("avx512_vnni_int8",)  # the peak that products of 16 bits have half of
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ class Limits:
         """The peak of the instructions that the kernels of `numerics_id` may use, see `peak_formats`."""
         wanted = peak_formats(numerics_id)
         found = [peak for peak in self.peaks if peak.format in wanted]
+        if wanted == INT16_PRODUCTS and "int16" in numerics_id:
+            # As two products of bytes, or as one instruction for half as many inputs.
+            found = [replace(peak, one_thread=peak.one_thread / 2, all_threads=peak.all_threads / 2) for peak in found]
         return max(found or self.peaks, key=lambda peak: peak.all_threads)
 
 
@@ -80,6 +84,8 @@ def peak_formats(numerics_id: str) -> tuple[str, ...]:
     if table.startswith("amx"):
         return ("amx_int8",) if is_int8 else ("amx_bf16",)
     if table.startswith("avx512"):
+        if any(part.startswith("a-") and "int16" in part for part in parts):
+            return INT16_PRODUCTS
         return ("avx512_vnni_int8",) if is_int8 else ("avx512_bf16", "avx512_fp32")
     if table.startswith("avx2"):
         return ("avx2_int8",) if is_int8 else ("avx2_fp32",)

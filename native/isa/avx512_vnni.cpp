@@ -1,0 +1,44 @@
+// The AVX-512 table with integer dot products for packed weights. Compiled with avx512f, bw, dq, vl and vnni; reached
+// only after cpu_features() has found them all.
+#include <immintrin.h>
+
+#include "bf16.h"
+#include "kernel_table.h"
+
+namespace forerun {
+namespace avx512_vnni {
+
+#include "vec/avx512.h"
+
+// In this order: attention uses the exponential.
+#include "kernels/elementwise.inl.h"
+
+#include "kernels/attention.inl.h"
+
+#include "kernels/linear.inl.h"
+
+#include "kernels/linear_fp32.inl.h"
+
+#include "kernels/lane_scales.inl.h"
+#include "kernels/packed_formats.inl.h"
+#include "kernels/unpack_pairs.inl.h"
+
+#include "kernels/quantise_rows.inl.h"
+
+#include "kernels/linear_packed_vnni.inl.h"
+#include "kernels/row_passes.inl.h"
+
+#include "kernels/table.inl.h"
+
+static constexpr KernelTable make_vnni_table(const char* name) {
+    KernelTable table = make_table(name);
+    table.sums_per_tile = kFactsPerTile;
+    table.packed_takes_int16 = true;
+    return table;
+}
+
+}  // namespace avx512_vnni
+
+const KernelTable avx512_vnni_table = avx512_vnni::make_vnni_table("avx512_vnni");
+
+}  // namespace forerun
