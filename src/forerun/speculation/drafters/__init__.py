@@ -1,8 +1,9 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
 from forerun.speculation.drafters.ngram import NgramDrafter
+from forerun.speculation.drafters.recycle import RecycleDrafter
 from forerun.speculation.drafters.suffix import SuffixDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "NgramDrafter", "SuffixDrafter"]
+__all__ = ["AUTO", "NgramDrafter", "RecycleDrafter", "SuffixDrafter"]
