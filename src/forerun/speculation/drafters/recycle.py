@@ -13,7 +13,7 @@ It always has something to say, so it is the floor below drafters that wait for 
 per model. It holds no text, yet what it proposes to one request comes from what others were answered: with `persist`
 off nothing outlives the process.
 
-Options: width=8 (successors of a token), max_nodes=15 (of a draft), min_prob=0.02 (of a node being reached),
+Options: width=8 (successors of a token), max_nodes=15 (of a draft), min_prob=0.05 (of a node being reached),
 persist=True.
 Memory: 4 * width bytes a token of the vocabulary: 1.6 MB for 49 152 tokens. The file is as large.
 Cost: about 20 us a draft; finding a row's successors about 6 us for 49 152 tokens, 16 us for 151 936.
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 PRIOR = (0.4, 0.12, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01)  # chance of each rank before anything is known
 PRIOR_DRAWS = 32.0  # weight of the prior
 WINDOW = 2000.0  # draws after which old ones begin to fade
-SAVE_EVERY, SAVE_EVERY_BUSY = 1000, 20_000  # draws between two writes of the file, when idle and when not
+SAVE_EVERY, SAVE_EVERY_BUSY = 200, 20_000  # draws between two writes of the file, when idle and when not
 CHANCE_STEP = 0.02  # chances are rounded to this for the tree's shape, so that shapes are few
 
 Shape = tuple[tuple[int, int], ...]  # per node: row of the parent, rank among its successors
@@ -73,7 +73,7 @@ class RecycleDrafter:
     name = "recycle"
     is_paid = False
 
-    def __init__(self, width: int = 8, max_nodes: int = 15, min_prob: float = 0.02, persist: bool = True) -> None:
+    def __init__(self, width: int = 8, max_nodes: int = 15, min_prob: float = 0.05, persist: bool = True) -> None:
         if not 1 <= width <= len(PRIOR):
             raise UsageError(f"recycle drafter: width must be between 1 and {len(PRIOR)}, got {width}")
         if not 1 <= max_nodes <= MAX_NODES:

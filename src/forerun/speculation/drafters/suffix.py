@@ -15,8 +15,8 @@ kept too, in shards within `shared_bytes`; the shard that has been of no use for
 text is a side channel: how fast an answer comes may tell that somebody was answered alike. So it is off by default,
 and requests with different salts never share.
 
-Options: min_match=1 (shortest context that predicts), min_prob=0.1 (of a node being reached), alpha=2.0 and offset=4.0
-(at most alpha * length of the match + offset nodes), shared=False, shared_bytes=67108864.
+Options: min_match=1 (shortest context that predicts), min_prob=0.05 (of a node being reached), alpha=2.0 and
+offset=8.0 (at most alpha * length of the match + offset nodes), shared=False, shared_bytes=67108864.
 Cost: about 10 us a proposal at any length, below 1 us a token.
 Memory: 80 to 140 bytes a token of every running sequence, at most BYTES_PER_TOKEN.
 Source: SuffixDecoding (Oliaro et al., arXiv:2411.04975); SAM-Decoding (Hu et al., arXiv:2411.10666); blending of
@@ -141,9 +141,9 @@ class SuffixDrafter:
     def __init__(
         self,
         min_match: int = 1,
-        min_prob: float = 0.1,
+        min_prob: float = 0.05,
         alpha: float = 2.0,
-        offset: float = 4.0,
+        offset: float = 8.0,
         shared: bool = False,
         shared_bytes: int = 64 << 20,
     ) -> None:
