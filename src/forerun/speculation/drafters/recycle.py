@@ -16,7 +16,7 @@ off nothing outlives the process.
 Options: width=8 (successors of a token), max_nodes=15 (of a draft), min_prob=0.05 (of a node being reached),
 persist=True.
 Memory: 4 * width bytes a token of the vocabulary: 1.6 MB for 49 152 tokens. The file is as large.
-Cost: about 20 us a draft; finding a row's successors about 6 us for 49 152 tokens, 16 us for 151 936.
+Cost: about 15 us a draft; finding a row's successors 5 to 15 us for 49 152 tokens, three times that for 151 936.
 Source: Token Recycling (Luo et al., arXiv:2408.08696); best static tree as in Sequoia (Chen et al., arXiv:2402.12374).
 Differs: the tree's shape follows learned chances of the ranks instead of a fixed one; chances are counted over all
 draws instead of those that were drafted; the table outlives the process.
