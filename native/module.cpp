@@ -1,4 +1,5 @@
-// The Python module forerun._native: bindings only. It is used by backends/cpu.py, which documents it.
+// The Python module forerun._native: bindings only. Backends use all of it but the suffix
+// automaton, which is a drafter's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -17,7 +18,9 @@
 #include "packed_matrix.h"
 #include "profile.h"
 #include "program.h"
+#include "suffix_automaton.h"
 #include "thread_pool.h"
+#include "top.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -207,4 +210,6 @@ NB_MODULE(_native, m) {
     bind_measure(m);
     bind_profile(m);
     bind_draw(m);
+    bind_top(m);
+    bind_suffix_automaton(m);
 }

@@ -2,15 +2,13 @@
 
 import pytest
 
+from forerun.batch import Outcome
 from forerun.errors import UsageError
-from forerun.sequence import Request, SamplingParams, Sequence
-from forerun.speculation.drafter import Ask, known_drafters, make_drafter, register
-from forerun.speculation.drafters.ngram import NgramDrafter
-
-
-def sequence_of(tokens, number=0):
-    request = Request("r", tuple(tokens), SamplingParams(seed=0))
-    return Sequence(number, request, 0, 0, (0, 0), list(tokens), len(tokens))
+from forerun.sequence import FinishReason
+from forerun.speculation.drafter import Ask, Seen, known_drafters, make_drafter, register
+from forerun.speculation.drafters.ngram import KEPT, NgramDrafter, match_length
+from forerun.speculation.tree import DraftTree
+from tests.speculation.free_drafters import CASES, propose, run_like_plain, sequence_of
 
 
 def draft(tokens, max_nodes=4, drafter=None, **options):
@@ -103,6 +101,107 @@ def test_memory_is_dropped_at_the_end():
 def test_impossible_sizes_are_refused(min_n, max_n):
     with pytest.raises(UsageError, match=rf"got {min_n} and {max_n}"):
         NgramDrafter(min_n, max_n)
+
+
+class TestFrequent:
+    def test_the_most_frequent_continuation_wins(self):
+        text = [1, 2, 7, 1, 2, 7, 1, 2, 8, 1, 2]
+        assert draft(text, max_nodes=1) == [8]
+        assert draft(text, max_nodes=1, choice="frequent") == [7]
+
+    def test_it_goes_on_from_where_that_happened_last(self):
+        assert draft([1, 2, 7, 4, 1, 2, 7, 5, 1, 2, 8, 6, 1, 2], choice="frequent") == [7, 5, 1, 2]
+
+    def test_the_more_recent_of_equally_frequent_ones_wins(self):
+        assert draft([1, 2, 7, 1, 2, 8, 1, 2], max_nodes=1, choice="frequent") == [8]
+
+    def test_the_score_says_how_often_it_went_on_so(self):
+        drafter, sequence = NgramDrafter(choice="frequent"), sequence_of([1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 1, 2])
+        drafter.begin(sequence)
+        assert propose(drafter, sequence).score[1] == pytest.approx(2 / 3 * 2 / 4)
+
+    def test_memory_of_one_ngram_is_bounded(self):
+        text = [token for i in range(500) for token in (1, 2, 100 + i, 1, 2, 7)]
+        drafter, sequence = NgramDrafter(max_n=2, choice="frequent"), sequence_of([*text, 1, 2])
+        drafter.begin(sequence)
+        assert propose(drafter, sequence, max_nodes=1).tokens == (2, 7)
+        ends = drafter._indexes[sequence.id]._ends
+        assert max(map(len, ends._ends.values())) == KEPT
+
+
+class TestScores:
+    @staticmethod
+    def scores(tokens, drafter=None, **options):
+        drafter, sequence = drafter or NgramDrafter(**options), sequence_of(tokens)
+        drafter.begin(sequence)
+        return propose(drafter, sequence, max_nodes=8).score[1:]
+
+    def test_longer_matches_are_trusted_more(self):
+        short = self.scores([1, 2, 3, 4, 5, 1, 2])
+        long = self.scores([*range(20), 99, *range(10)])
+        assert short[0] == pytest.approx(2 / 4)
+        assert long[0] > short[0]
+        assert list(short) == sorted(short)  # each accepted node makes the match longer
+        assert all(0 < score < 1 for score in short + long)
+
+    def test_a_match_is_measured_beyond_max_n(self):
+        assert self.scores([*range(20), 99, *range(16)])[0] == pytest.approx(16 / 18)
+        assert match_length([7] * 100, 99) == 32
+
+    def test_a_third_period_is_trusted_more_than_a_second(self):
+        assert self.scores([1, 2, 3] * 3)[0] > self.scores([1, 2, 3] * 2)[0]
+
+    @pytest.mark.parametrize("is_right", [True, False])
+    def test_scores_follow_what_came_true(self, is_right):
+        drafter, tokens = NgramDrafter(), [1, 2, 3, 4, 5, 1, 2]
+        before = self.scores(tokens, drafter)[0]
+        for _ in range(100):
+            sequence = sequence_of(tokens)
+            drafter.begin(sequence)
+            tree = propose(drafter, sequence, max_nodes=1)
+            outcome = Outcome(tree, (1,), (3, 4), (0, 1)) if is_right else Outcome(tree, (), (9,), (0,))
+            drafter.observe([Seen(sequence, outcome, 0, None)])
+        after = self.scores(tokens, drafter)[0]
+        assert after > 0.9 if is_right else after < 0.1
+        assert before == 0.5
+
+    def test_what_was_cut_short_does_not_count(self):
+        drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3, 4, 5, 1, 2])
+        for _ in range(50):
+            drafter.begin(sequence)
+            sequence.finish = None
+            tree = propose(drafter, sequence, max_nodes=1)
+            sequence.finish = FinishReason.LENGTH
+            drafter.observe([Seen(sequence, Outcome(tree, (), (3,), (0,)), 0, None)])
+        assert self.scores(sequence.tokens, drafter)[0] == 0.5
+
+    def test_nodes_of_other_drafters_do_not_count(self):
+        drafter, sequence = NgramDrafter(), sequence_of([1, 2, 3, 4, 5, 1, 2])
+        for _ in range(50):
+            drafter.begin(sequence)
+            propose(drafter, sequence, max_nodes=1)
+            foreign = DraftTree.chain(2, [3], source="other")
+            drafter.observe([Seen(sequence, Outcome(foreign, (), (9,), (0,)), 0, None)])
+        assert self.scores(sequence.tokens, drafter)[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "sampling", "choice"), [(*case, choice) for case in CASES for choice in ("recent", "frequent")]
+)
+def test_lossless(shape, batch, sampling, choice):
+    drafter = NgramDrafter(min_n=1, choice=choice)
+    run_like_plain(drafter, shape, batch, sampling)
+    assert not drafter._indexes
+
+
+def test_lossless_through_preemption():
+    engine = run_like_plain(NgramDrafter(min_n=1), "tree", 8, "greedy", num_blocks=10)
+    assert engine.scheduler.num_preemptions > 0
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(UsageError, match="recent or frequent, got 'best'"):
+        NgramDrafter(choice="best")
 
 
 class TestRegistry:

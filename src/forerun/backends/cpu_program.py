@@ -14,7 +14,7 @@ from forerun.batch import Batch, Drawn
 from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
 from forerun.sampling.flatten import FlatDraws, pack_draws, unpack_drawn
-from forerun.sampling.top import top_ids
+from forerun.sampling.top import check_count
 from forerun.sampling.walk import hash_row
 
 Matrices = dict[tuple[str, ...], list[_native.PackedMatrix]]  # by stack, its parts
@@ -35,7 +35,10 @@ class CpuResult:
         return self.view[list(outputs)]  # a list index copies
 
     def top(self, outputs: Sequence[int], count: int) -> npt.NDArray[np.int32]:
-        return top_ids(self.view, outputs, count)
+        check_count(count, self.view.shape[1])
+        found = np.empty((len(outputs), count), np.int32)
+        _native.top_ids(self.view, list(outputs), found)
+        return found
 
 
 class CpuProgram:

@@ -1,4 +1,4 @@
-"""top_ids: the ids of a row's largest logits."""
+"""top_ids: the ids of a row's largest logits, the definition of what native/top.cpp computes."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,7 @@ def top_ids(logits: npt.NDArray[np.float32], rows: Sequence[int], count: int) ->
 
     logits  [R, V]. NaN counts as the smallest. Raises ValueError when `count` exceeds V.
     """
-    if not 1 <= count <= logits.shape[1]:
-        raise ValueError(f"count must be between 1 and {logits.shape[1]}, got {count}")
+    check_count(count, logits.shape[1])
     found = np.empty((len(rows), count), np.int32)
     for at, row in enumerate(rows):
         values = np.nan_to_num(logits[row], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
@@ -20,3 +19,9 @@ def top_ids(logits: npt.NDArray[np.float32], rows: Sequence[int], count: int) ->
         candidates = np.flatnonzero(values >= least)  # ids ascend, so a stable sort keeps the lowest first
         found[at] = candidates[np.argsort(-values[candidates], kind="stable")[:count]]
     return found
+
+
+def check_count(count: int, vocab_size: int) -> None:
+    """Raises ValueError when a row of `vocab_size` values has no `count` largest."""
+    if not 1 <= count <= vocab_size:
+        raise ValueError(f"count must be between 1 and {vocab_size}, got {count}")
