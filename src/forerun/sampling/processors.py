@@ -50,6 +50,12 @@ class History:
         """Append one output token."""
         self.counts[token] = self.counts.get(token, 0) + 1
 
+    def copy(self) -> "History":
+        """An independent copy, for another path."""
+        other = History.__new__(History)
+        other.counts = dict(self.counts)
+        return other
+
 
 def is_finite(row: npt.NDArray[np.floating]) -> bool:
     """True when a row can be drawn from: no NaN, no +inf, and at least one value above -inf."""
