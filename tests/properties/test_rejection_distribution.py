@@ -2,6 +2,8 @@
 of tokens with the power stated in pair_model.py, and the classic mistakes, each of which the same test must find.
 """
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from tests.properties.pair_model import (
     EVEN,
     NUM_PAIRS,
     ODD,
+    PAIRS_PER_REQUEST,
     REQUESTS,
     decision_table,
     g_statistic,
@@ -37,6 +40,29 @@ def fast_noise(monkeypatch):
 
     monkeypatch.setattr(chance, "uniform", tabled)
     monkeypatch.setattr(walk, "gumbel", lambda key, position, ids: gumbel_table(key)[position, ids])
+
+
+@lru_cache(maxsize=1000)
+def draft_noise(key, by_step):
+    """Uniform numbers [position, step] of the domain DRAFTS."""
+    places = np.arange(2 * PAIRS_PER_REQUEST + 20)
+    steps = places[None, :] if by_step else np.zeros((1, len(places)), int)
+    return noise.uniform(key, places[:, None], np.zeros((len(places), len(places)), int), noise.DRAFTS, steps)
+
+
+def noise_drafter(by_step):
+    """Chains drawn with noise of the sequence, as a draft model would."""
+
+    def tree(ask):
+        path, probs = list(ask.sequence.tokens), {}
+        step = len(path)
+        for row in range(4):
+            probs[row] = draft_distribution(tuple(path))
+            number = draft_noise(ask.sequence.key, by_step)[len(path), step]
+            path.append(int(np.searchsorted(probs[row].cumsum(), number, side="right")))
+        return DraftTree(tuple(path[step - 1 :]), CHAIN, (1.0,) * 5, draft_probs=probs)
+
+    return tree
 
 
 def test_the_table_holds_the_real_noise():
@@ -150,6 +176,13 @@ class TestControls:
             chance, "uniform", lambda key, position, places, domain, step: decision_table(key)[step // 4, places]
         )
         assert self.is_found("rejection", drawing(chain_shape(1)))
+
+    def test_draft_noise_used_again_in_a_later_step(self):
+        """Blocks look at all drafts before they decide, so a draft that was not accepted has been seen. Noise by
+        position alone draws it again; DRAFTS noise of the step does not.
+        """
+        assert not self.is_found("block", ScriptedDrafter(noise_drafter(by_step=True)), num_requests=100)
+        assert self.is_found("block", ScriptedDrafter(noise_drafter(by_step=False)), num_requests=100)
 
     def test_all_tokens_are_in_play(self):
         assert (counts("rejection", drawing(TREE), 8) > 0).all()
