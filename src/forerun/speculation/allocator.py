@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
@@ -28,8 +29,10 @@ from forerun.speculation.tree import MAX_NODES, DraftTree
 
 MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
-PATIENCE = 12  # fruitless steps after which a sequence's free drafters are asked less often
+GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
+PATIENCE = 8  # fruitless steps after which a sequence's free drafters are asked less often
 LONGEST_NAP = 7  # steps between two asks then
+LEARN_EVERY = 8  # steps whose times are learned from together
 FIRST_TRIALS = 4  # times a paid drafter is asked before its gain is predicted
 REFRESH = 256  # steps with drafts after which one without is due, so that the plain cost stays known
 DOUBTFUL_GAIN = 2.0  # but not where speculation is beyond doubt
@@ -42,7 +45,7 @@ NO_ROOM, NAP, PAID_SKIPPED, PAID_PROBED = "no room", "rarely worth it: not asked
 class _Request:
     """What is known of one sequence.
 
-    reach    nodes to reserve slots for        idle  steps in a row whose proposals were not worth verifying
+    reach    nodes to reserve slots for        idle  steps in a row without nodes worth verifying
     nap      steps left without asking         proposals  of this step, with their drafters' own scores
     """
 
@@ -60,6 +63,17 @@ class _Paid:
     times: DraftTimes = field(default_factory=DraftTimes)
     probe: PaidProbe = field(default_factory=PaidProbe)
     num_trials: int = 0
+
+
+class _Step(NamedTuple):
+    """A step to learn from: sequences that drew, draft nodes, tokens that came, tokens before it summed over them."""
+
+    num: int
+    nodes: int
+    tokens: int
+    contexts: int
+    was_off: bool
+    facts: StepFacts
 
 
 class Allocator:
@@ -81,6 +95,7 @@ class Allocator:
         self._keep = keep
         self._next_keep = 64
         self._num_steps = 0
+        self._steps: list[_Step] = []
         self._since_plain = 0
         self._requests: dict[int, _Request] = {}
         self._calibrations: dict[str, Calibration] = {}
@@ -201,7 +216,11 @@ class Allocator:
     def choose(
         self, sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree], num_other_rows: int
     ) -> list[DraftTree]:
-        choice = self._choose(sequences, rooms, trees, num_other_rows)
+        if any(len(tree.tokens) > 1 for tree in trees):
+            choice = self._choose(sequences, rooms, trees, num_other_rows)
+        else:
+            choice = _nothing(trees)
+            self._since_plain = 0
         chosen: list[DraftTree] = []
         for sequence, room, tree, rows in zip(sequences, rooms, trees, choice.rows, strict=True):
             if room <= 0:
@@ -211,17 +230,20 @@ class Allocator:
             if rows:
                 self.decisions[WORTH] += 1
                 request.idle = 0
-                if len(rows) >= request.reach:
+                if tree.num_nodes >= request.reach and tree.survival[-1] >= GROW_AT:
                     request.reach = min(2 * request.reach, MAX_NODES, max(self._max_depth, self._max_rows))
+                elif 4 * len(rows) < request.reach:
+                    request.reach //= 2
                 chosen.append(tree.keep(rows))
                 continue
-            if tree.num_nodes == 0:
+            request.idle += 1
+            request.nap = min(LONGEST_NAP, request.idle // PATIENCE)
+            if len(tree.tokens) == 1:
                 self.decisions[NO_PROPOSALS] += 1
-            else:
-                self.decisions[NOT_WORTH] += 1
-                request.reach = max(LEAST_REACH, request.reach - 1)
-                request.idle += 1
-                request.nap = min(LONGEST_NAP, request.idle // PATIENCE)
+                chosen.append(tree)
+                continue
+            self.decisions[NOT_WORTH] += 1
+            request.reach = max(LEAST_REACH, request.reach - 1)
             chosen.append(DraftTree.root_only(tree.tokens[0]))
         return chosen
 
@@ -244,7 +266,7 @@ class Allocator:
 
         if limit <= 0:  # a huge batch: no row is left to draft with
             self._since_plain = 0
-            return Choice([[] for _ in trees], 0, 1.0, 1.0)
+            return _nothing(trees)
         choice = best_nodes(trees, rooms, limit, seconds, self._draft_s)
         if choice.num_nodes == 0:
             self._since_plain = 0
@@ -255,43 +277,54 @@ class Allocator:
     # ---- after the step ----
 
     def observe(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], facts: StepFacts) -> None:
-        self._num_steps += 1
         self._draft_s = 0.0
-        self._observe_time(sequences, outcomes, facts)
+        nodes = tokens = contexts = 0
         for sequence, outcome in zip(sequences, outcomes, strict=True):
-            request = self._requests.get(sequence.id)
-            if request is None or not request.proposals:
-                continue
-            for name, tree in request.proposals:
-                num_rows = outcome.tree.num_nodes if tree.draft_probs else None
-                if tree.num_nodes and outcome.tokens and tree.child(0, outcome.tokens[0]) is not None:
-                    request.idle //= 2
-                self._calibration(name).observe(tree, outcome.tokens, request.factors[name], num_rows)
-            request.proposals.clear()
-
-    def _observe_time(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], facts: StepFacts) -> None:
-        """Costs and guard learn from steps without prefill."""
-        num, nodes, tokens, contexts = len(outcomes), 0, 0, 0
-        for sequence, outcome in zip(sequences, outcomes, strict=True):
-            nodes += outcome.tree.num_nodes
+            nodes += len(outcome.tree.tokens) - 1
             tokens += len(outcome.tokens)
             contexts += len(sequence.tokens) - len(outcome.tokens)
-        is_off = self.guard.is_off
-        if is_off:
-            self.guard.rest()
-        rows = num + nodes
-        if rows != facts.rows or rows > MAX_ROWS:
-            return
-        seconds = facts.total_s - facts.draft_s
-        keys = contexts + SHARED_KEY * max(0, facts.keys - contexts)
-        if nodes == 0:
-            self.guard.observe_plain(seconds, self.cost.seconds(rows, contexts))
-        self.cost.observe(rows, keys, seconds)
-        if not is_off:
-            self.guard.observe(tokens, facts.total_s, num, self.cost.seconds(num, contexts))
+            request = self._requests.get(sequence.id)
+            if request is not None and request.proposals:
+                self._learn(request, outcome)
+        self._steps.append(_Step(len(outcomes), nodes, tokens, contexts, self.guard.is_off, facts))
+        self.guard.rest()
+        if len(self._steps) >= LEARN_EVERY:
+            self._learn_times()
+
+    def _learn(self, request: _Request, outcome: Outcome) -> None:
+        for name, tree in request.proposals:
+            num_rows = outcome.tree.num_nodes if tree.draft_probs else None
+            if outcome.tokens and tree.child(0, outcome.tokens[0]) is not None:
+                request.idle = 0
+            self._calibration(name).observe(tree, outcome.tokens, request.factors[name], num_rows)
+        request.proposals.clear()
+
+    def _learn_times(self) -> None:
+        """Costs and guard learn from steps without prefill; several at a time, since code that ran just before is
+        several times as fast as code that the weights have driven out of the caches."""
+        cost, guard = self.cost, self.guard
+        by_rows: dict[int, list[tuple[float, float]]] = {}
+        for step in self._steps:
+            facts, rows = step.facts, step.num + step.nodes
+            if rows != facts.rows or rows > MAX_ROWS:
+                continue
+            seconds = facts.total_s - facts.draft_s
+            keys = step.contexts + SHARED_KEY * max(0, facts.keys - step.contexts)
+            by_rows.setdefault(rows, []).append((seconds, keys))
+            plain_s = cost.seconds(step.num, step.contexts)
+            if step.nodes == 0:
+                guard.observe_plain(seconds, plain_s)
+            if not (step.was_off or guard.is_off):
+                guard.observe(step.tokens, facts.total_s, step.num, plain_s)
+        for rows, samples in by_rows.items():
+            samples.sort()
+            seconds, keys = samples[len(samples) // 2]
+            cost.observe(rows, keys, seconds, len(samples))
+        self._num_steps += len(self._steps)
+        self._steps.clear()
         if self._keep is not None and self._num_steps >= self._next_keep:
             self._next_keep = min(4 * self._next_keep, self._next_keep + 8192)
-            self._keep(self.cost)
+            self._keep(cost)
 
     def end(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)
@@ -309,6 +342,10 @@ class Allocator:
         if calibration is None:
             calibration = self._calibrations[name] = Calibration()
         return calibration
+
+
+def _nothing(trees: Seq[DraftTree]) -> Choice:
+    return Choice([[] for _ in trees], 0, 1.0, 1.0)
 
 
 def _scores_of_drawn(tree: DraftTree, calibration: Calibration, factor: RequestFactor) -> list[float]:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 from forerun.speculation.tree import DraftTree
 
-KAPPA = 8.0  # observations that a prior is worth
+KAPPA = 8.0  # observations that a first guess is worth
+LEVEL_KAPPA = 4.0  # and those that the next shallower depth is worth
 MEMORY = 0.99  # of a count, at each further observation
 REQUEST_MEMORY = 0.97
-UNKNOWN = 0.3  # first estimate for scores that say nothing: 1 for all nodes
+ANY_SCORE = -1  # in place of a range of scores
+UNKNOWN = 0.2  # first estimate for scores that say nothing: 1 for all nodes
 CERTAIN = 0.98  # nothing is more likely than this
 SCORE_EDGES = (0.03, 0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 0.999)
 DEPTHS = (1, 2, 3, 4, 4, 5, 5, 5, 6)  # group of each depth, the last for all deeper ones
@@ -56,18 +58,15 @@ class Calibration:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, int], _Count] = {}
-        self._by_depth: dict[int, _Count] = {}
         self.num_tested = 0
 
     def usual(self, depth: int, score: float) -> float:
         """Probability that a node is accepted, given that its parent is. depth  1 below the root"""
-        count = self._count(_group(depth), bisect_right(SCORE_EDGES, score), score)
-        return min(CERTAIN, count.right / count.tested)
+        return self._estimate(_group(depth), bisect_right(SCORE_EDGES, score), score)
 
     def at_depth(self, depth: int) -> float:
         """The same, whatever the score: some child of an accepted node at `depth` - 1 is accepted."""
-        count = self._depth_count(_group(depth))
-        return min(CERTAIN, count.right / count.tested)
+        return self._estimate(_group(depth), ANY_SCORE, UNKNOWN)
 
     def observe(self, tree: DraftTree, tokens: Seq[int], factor: RequestFactor, num_rows: int | None = None) -> None:
         """Count the nodes of a proposal that the emitted tokens tested.
@@ -90,38 +89,38 @@ class Calibration:
             was_tested[depth] = True
             is_right[depth] = is_right[depth] or right
             score = tree.score[row]
-            count = self._count(_group(depth), bisect_right(SCORE_EDGES, score), score)
-            factor.observe(count.right / count.tested, right)
-            _add(count, right)
+            group, bucket = _group(depth), bisect_right(SCORE_EDGES, score)
+            factor.observe(self._estimate(group, bucket, score), right)
+            self._add(group, bucket, score, right)
             self.num_tested += 1
         for depth in range(1, len(tokens) + 1):
             if was_tested[depth]:
-                _add(self._depth_count(_group(depth)), is_right[depth])
+                self._add(_group(depth), ANY_SCORE, UNKNOWN, is_right[depth])
 
-    def _count(self, group: int, bucket: int, score: float) -> _Count:
+    def _estimate(self, group: int, bucket: int, score: float) -> float:
+        """Mean of the counts, drawn towards that one level up; at the top towards the score, as long as it is new."""
+        counts = self._counts
+        top = counts.get((1, bucket))
+        mean = top.right / top.tested if top is not None else _first_guess(bucket, score)
+        for level in range(2, group + 1):
+            count = counts.get((level, bucket))
+            if count is not None:
+                mean = (count.right + LEVEL_KAPPA * mean) / (count.tested + LEVEL_KAPPA)
+        return min(CERTAIN, mean)
+
+    def _add(self, group: int, bucket: int, score: float, right: bool) -> None:
         count = self._counts.get((group, bucket))
-        if count is None:  # what is known one level up is the best guess; else the score itself
-            above = self._counts.get((group - 1, bucket))
-            if above is not None:
-                prior = above.right / above.tested
-            else:
-                prior = UNKNOWN if bucket == len(SCORE_EDGES) else max(0.01, score)
-            count = self._counts[group, bucket] = _Count(KAPPA, KAPPA * prior)
-        return count
-
-    def _depth_count(self, group: int) -> _Count:
-        count = self._by_depth.get(group)
         if count is None:
-            above = self._by_depth.get(group - 1)
-            prior = above.right / above.tested if above is not None else UNKNOWN
-            count = self._by_depth[group] = _Count(KAPPA, KAPPA * prior)
-        return count
+            prior = KAPPA if group == 1 else 0.0
+            count = self._counts[group, bucket] = _Count(prior, prior * _first_guess(bucket, score))
+        count.tested = MEMORY * count.tested + 1
+        count.right = MEMORY * count.right + right
+
+
+def _first_guess(bucket: int, score: float) -> float:
+    """A score of 1 is what drafters give that have none."""
+    return UNKNOWN if bucket in (ANY_SCORE, len(SCORE_EDGES)) else max(0.01, score)
 
 
 def _group(depth: int) -> int:
     return DEPTHS[min(depth, len(DEPTHS)) - 1]
-
-
-def _add(count: _Count, right: bool) -> None:
-    count.tested = MEMORY * count.tested + 1
-    count.right = MEMORY * count.right + right

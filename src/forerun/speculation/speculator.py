@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
@@ -67,6 +67,7 @@ class Speculator:
         self.drafters = tuple(drafters)
         self.budget = budget
         self._vocab_size = vocab_size
+        self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
         self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
         self.stats = SpeculationStats(
             by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
@@ -118,7 +119,9 @@ class Speculator:
             if asks:
                 start = time.perf_counter()
                 self._ask(drafter, asks, trees)
-                self.budget.drafted(drafter, list(asks.values()), time.perf_counter() - start)
+                seconds = time.perf_counter() - start
+                self._stats_of(drafter.name).seconds += seconds
+                self.budget.drafted(drafter, list(asks.values()), seconds)
         return self.budget.choose(sequences, rooms, trees, num_other_rows)
 
     def observe(
@@ -129,21 +132,27 @@ class Speculator:
             return
         start = time.perf_counter()
         for outcome in outcomes:
-            self._count(outcome)
+            if len(outcome.tree.tokens) > 1:
+                self._count(outcome)
         # The last step's own observation was not over when its facts were taken: it counts as drafting in this one.
         late = self._observe_s
-        facts = replace(facts, draft_s=facts.draft_s + late, total_s=facts.total_s + late)
+        facts = StepFacts(facts.rows, facts.keys, facts.draft_s + late, facts.forward_s, facts.total_s + late)
         self.budget.observe(sequences, outcomes, facts)
+        if self._learners:
+            self._teach(sequences, outcomes, batch, result)
+        self._observe_s = time.perf_counter() - start
+
+    def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
+        """Show drafters that learn from outcomes what became of their sequences."""
         seen = [
             Seen(sequence, outcome, draw.first_output, result)
             for sequence, outcome, draw in zip(sequences, outcomes, batch.draws, strict=True)
         ]
-        for drafter in self.drafters:
+        for drafter in self._learners:
             mine = [one for one in seen if drafter in self._allowed(one.sequence)]
             if mine:
                 with self._guard(drafter):
                     drafter.observe(mine)
-        self._observe_s = time.perf_counter() - start
 
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
@@ -154,23 +163,22 @@ class Speculator:
 
     def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
         """Merge what a drafter proposes into `trees`."""
-        with self._guard(drafter):
+        try:
             proposed = drafter.propose(list(asks.values()))
             for (i, ask), tree in zip(asks.items(), proposed, strict=True):
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
-                sound = self.budget.calibrate(
-                    drafter, ask.sequence, self._sound(tree).prune(ask.max_nodes, ask.max_depth)
-                )
+                tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+                tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
-                    trees[i] = sound
-                elif not (sound.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
-                    trees[i] = trees[i].merge(sound)
+                    trees[i] = tree
+                elif not (tree.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
+                    trees[i] = trees[i].merge(tree)
+        except Exception:
+            self._failed(drafter)
 
     def _count(self, outcome: Outcome) -> None:
         tree = outcome.tree
-        if tree.num_nodes == 0:
-            return
         self.stats.drafts += 1
         self.stats.drafted += tree.num_nodes
         self.stats.accepted += len(outcome.accepted)
@@ -196,11 +204,15 @@ class Speculator:
         try:
             yield
         except Exception:
-            self.stats.drafter_errors += 1
-            stats.errors += 1
-            log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
+            self._failed(drafter)
         finally:
             stats.seconds += time.perf_counter() - start
+
+    def _failed(self, drafter: Drafter) -> None:
+        """Count and log the exception that is being handled."""
+        self.stats.drafter_errors += 1
+        self._stats_of(drafter.name).errors += 1
+        log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
 
     def _sound(self, tree: DraftTree) -> DraftTree:
         """The tree without ids that the target does not know, nor anything below them."""

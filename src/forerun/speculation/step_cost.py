@@ -22,7 +22,8 @@ MAX_ROWS = 128  # the table's length; beyond it the cost is a straight line
 SHARED_KEY = 0.3  # of a key's cost, for a further row of the same sequence
 CLIP = 0.25  # largest logarithm of measured over predicted that counts
 FIRST_CLIP = 5.0  # while next to nothing is known
-MIN_RATE, GLOBAL_RATE = 0.06, 0.01
+MIN_RATE, GLOBAL_RATE = 0.06, 0.03
+LEAST_DRIFT = 0.02  # of the whole table: it changes no decision, since all decisions compare its entries
 TRUSTED = 12.0  # observations after which an entry moves at MIN_RATE
 SPREAD = 1.25  # entries within this factor are neighbours
 KEY_MEMORY = 0.999
@@ -46,11 +47,13 @@ class StepCost:
         self.seen = list(seen) if seen is not None else [0.0] * len(self.table)
         if len(self.seen) != len(self.table):
             raise ValueError("every entry has a number of observations")
-        self.num_observed = sum(self.seen)
+        self.num_observed = 0  # the first observations scale the whole table: the machine may be faster or slower today
+        self._drift = 0.0  # logarithm of a factor of the whole table that is not worth applying yet
         self._keys: dict[int, list[float]] = {}  # rows -> [mean keys, mean seconds, observations]
         self._key_prior = per_key
         self._covariance = self._variance = 0.0
-        self._raise_to_rising(1)
+        for rows in range(2, len(self.table)):
+            self.table[rows] = max(self.table[rows], self.table[rows - 1])
 
     # ---- before anything ran ----
 
@@ -94,44 +97,66 @@ class StepCost:
 
     # ---- learning ----
 
-    def observe(self, rows: int, keys: float, seconds: float) -> None:
-        """Learn from a measured step of 1 to MAX_ROWS rows; others are ignored."""
+    def observe(self, rows: int, keys: float, seconds: float, count: int = 1) -> None:
+        """Learn from the median of `count` measured steps of 1 to MAX_ROWS rows; others are ignored."""
         if not (0 < rows <= MAX_ROWS and seconds > 0):
             return
         table, seen = self.table, self.seen
-        error = math.log(seconds / (table[rows] + self.per_key * keys))
+        error = math.log(seconds / (table[rows] + self.per_key * keys)) - self._drift
         clip = CLIP if self.num_observed >= 4 else FIRST_CLIP
         error = min(clip, max(-clip, error))
-        self.num_observed += 1
-        common = max(GLOBAL_RATE, 0.7 / self.num_observed)
-        if common > GLOBAL_RATE or abs(error) > 0.02:
-            factor = math.exp(common * error)
-            self.table = table = [entry * factor for entry in table]
-        rate = max(MIN_RATE, 1 / (1 + seen[rows]))
-        seen[rows] = min(TRUSTED, seen[rows] + 1)
+        self.num_observed += count
+        common = max(min(0.3, count * GLOBAL_RATE), 0.7 * count / self.num_observed)
+        self._drift += common * error
+        if abs(self._drift) > LEAST_DRIFT:
+            factor = math.exp(self._drift)
+            table[:] = [entry * factor for entry in table]
+            self._drift = 0.0
+        rate = max(min(0.4, count * MIN_RATE), count / (1 + count + seen[rows])) if self.num_observed > 4 else 0.7
+        seen[rows] = min(TRUSTED, seen[rows] + count)
         table[rows] *= math.exp((1 - common) * rate * error)
         low, high = int(rows / SPREAD), min(MAX_ROWS, int(rows * SPREAD))
         for n in range(max(1, low), high + 1):
             if n != rows:  # what has been measured itself moves little
                 near = 1 - abs(n - rows) / (high - low)
                 table[n] *= 1 + 0.7 * near * rate * error / (1 + seen[n])
-        self._raise_to_rising(rows)
+        self._keep_rising(rows)
         if self.num_observed > 16:
             self._learn_keys(rows, keys, seconds)
 
-    def _raise_to_rising(self, rows: int) -> None:
-        """Make the table rise again around an entry that stays as it is."""
-        table, at = self.table, self.table[rows]
-        for n in range(rows + 1, len(table)):
-            if table[n] >= table[n - 1] and n > rows * SPREAD:
-                break
-            table[n] = max(table[n], table[n - 1])
+    def _keep_rising(self, rows: int) -> None:
+        """Make the table rise again after entry `rows` and its neighbours have moved.
+
+        Of two entries that contradict each other the one that has been observed less gives way.
+        """
+        table, seen = self.table, self.seen
+        low, high = int(rows / SPREAD), min(MAX_ROWS, int(rows * SPREAD) + 1)
+        for n in range(max(2, low), rows + 1):  # below: what is less known than the entry is lowered
+            if table[n] < table[n - 1]:
+                table[n] = table[n - 1] if seen[n - 1] > seen[n] else table[n]
         for n in range(rows - 1, 0, -1):
-            if table[n] > table[n + 1]:
-                table[n] = table[n + 1]
-            elif n < rows / SPREAD:
-                break
-        table[rows] = at
+            if table[n] <= table[n + 1]:
+                if n < low:
+                    break
+                continue
+            table[n] = table[n + 1]
+        for n in range(rows + 1, len(table)):
+            if table[n] >= table[n - 1]:
+                if n > high:
+                    break
+                continue
+            if seen[n] > seen[n - 1]:
+                self._lower(n)
+            else:
+                table[n] = table[n - 1]
+
+    def _lower(self, rows: int) -> None:
+        """No entry below `rows` costs more."""
+        table = self.table
+        for n in range(rows - 1, 0, -1):
+            if table[n] <= table[rows]:
+                return
+            table[n] = table[rows]
 
     def _learn_keys(self, rows: int, keys: float, seconds: float) -> None:
         """Regression of seconds on keys among steps of as many rows, drawn towards where it began."""
