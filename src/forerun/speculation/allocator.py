@@ -24,7 +24,7 @@ from forerun.speculation.calibration import Calibration, RequestFactor
 from forerun.speculation.drafter import Ask, Drafter
 from forerun.speculation.guard import PaidProbe, SpeedGuard
 from forerun.speculation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
-from forerun.speculation.step_cost import MAX_ROWS, SHARED_KEY, StepCost
+from forerun.speculation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 MAX_DEPTH = 31  # where the user sets no maximum
@@ -33,8 +33,10 @@ GROW_AT = 0.4  # survival of the last node that there was room for, at which mor
 PATIENCE = 8  # fruitless steps after which a sequence's free drafters are asked less often
 LONGEST_NAP = 7  # steps between two asks then
 LEARN_EVERY = 8  # steps whose times are learned from together
-FIRST_TRIALS = 4  # times a paid drafter is asked before its gain is predicted
+TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
+DEAR = 4.0  # plain steps for one level of a draft: not tried further
 REFRESH = 256  # steps with drafts after which one without is due, so that the plain cost stays known
+FIRST_REFRESH = 12  # the same while it is hardly known
 DOUBTFUL_GAIN = 2.0  # but not where speculation is beyond doubt
 
 WORTH, NOT_WORTH, NO_PROPOSALS, GUARD = "verified", "not worth it", "no proposals", "guard"
@@ -136,15 +138,16 @@ class Allocator:
     ) -> dict[int, Ask]:
         paid = self._paid.setdefault(drafter.name, _Paid())
         limit = min(self._max_depth, max(rooms[i] for i in allowed))
-        if paid.num_trials < FIRST_TRIALS:
+        price = (paid.times.predict(len(allowed), 1) or 0.0) / self.cost.seconds(len(sequences))
+        if paid.num_trials < len(TRIAL_DEPTHS) and price < DEAR:
+            plan, order = PaidPlan(len(allowed), min(TRIAL_DEPTHS[paid.num_trials], limit), 1.0), list(allowed)
             paid.num_trials += 1
-            plan, order = PaidPlan(len(allowed), min(FIRST_REACH, limit), 1.0), list(allowed)
             self.decisions[PAID_PROBED] += len(order)
         else:
             plan, order = self._plan(drafter.name, allowed, sequences, trees)
             if plan.gain >= MIN_GAIN:
                 paid.probe.paid()
-            elif paid.probe.is_due():
+            elif paid.probe.is_due(price):
                 plan, order = PaidPlan(len(allowed), min(max(1, plan.depth), limit), 1.0), list(allowed)
                 self.decisions[PAID_PROBED] += len(order)
             else:
@@ -254,7 +257,8 @@ class Allocator:
         # Rows of a prompt are many and alike: they add to the step without changing where its tiles end.
         fixed = cost.per_key * sum(contexts) + num_other_rows * cost.per_row
         limit = min(self._max_rows, MAX_ROWS - num)
-        if self._since_plain >= REFRESH:
+        known = cost.seen[num] if num <= MAX_ROWS else TRUSTED
+        if self._since_plain >= (REFRESH if known >= TRUSTED else FIRST_REFRESH * (1 + known)):
             limit = 0
         more = 0.0
 
@@ -270,7 +274,7 @@ class Allocator:
         choice = best_nodes(trees, rooms, limit, seconds, self._draft_s)
         if choice.num_nodes == 0:
             self._since_plain = 0
-        elif choice.speed < DOUBTFUL_GAIN * choice.plain_speed:
+        elif known < TRUSTED / 2 or choice.speed < DOUBTFUL_GAIN * choice.plain_speed:
             self._since_plain += 1
         return choice
 

@@ -22,7 +22,7 @@ MEMORY = 0.99  # of a count, at each further observation
 REQUEST_MEMORY = 0.97
 ANY_SCORE = -1  # in place of a range of scores
 UNKNOWN = 0.2  # first estimate for scores that say nothing: 1 for all nodes
-CERTAIN = 0.98  # nothing is more likely than this
+CERTAIN = 0.995  # nothing is more likely than this
 SCORE_EDGES = (0.03, 0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 0.999)
 DEPTHS = (1, 2, 3, 4, 4, 5, 5, 5, 6)  # group of each depth, the last for all deeper ones
 

@@ -8,6 +8,7 @@ WINDOW = 64  # steps that an average spans
 LOWEST = 0.98  # of plain speed
 OUTLIER = 3.0  # times the predicted time: what is longer counts as that
 FIRST_PAUSE, LAST_PAUSE = 32, 1024  # steps
+PROBE_SHARE = 50
 
 
 class SpeedGuard:
@@ -79,12 +80,15 @@ class PaidProbe:
         self._pause = FIRST_PAUSE
         self._left = 0
 
-    def is_due(self) -> bool:
-        """Count a step in which the drafter does not pay; True when it shall be tried all the same."""
+    def is_due(self, price: float = 0.0) -> bool:
+        """Count a step in which the drafter does not pay; True when it shall be tried all the same.
+
+        price  of asking it, in plain steps: trying shall cost no more than one step in PROBE_SHARE
+        """
         if self._left > 0:
             self._left -= 1
             return False
-        self._left = self._pause - 1
+        self._left = max(self._pause, int(PROBE_SHARE * price)) - 1
         self._pause = min(LAST_PAUSE, 2 * self._pause)
         return True
 

@@ -17,11 +17,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from statistics import median_low
 
 MAX_ROWS = 128  # the table's length; beyond it the cost is a straight line
 SHARED_KEY = 0.3  # of a key's cost, for a further row of the same sequence
-CLIP = 0.25  # largest logarithm of measured over predicted that counts
-FIRST_CLIP = 5.0  # while next to nothing is known
+CLIP = 0.25  # largest logarithm of measured over predicted that counts; more where little has been measured
+FIRST = 5  # steps that set the height of the table
 MIN_RATE, GLOBAL_RATE = 0.06, 0.03
 LEAST_DRIFT = 0.02  # of the whole table: it changes no decision, since all decisions compare its entries
 TRUSTED = 12.0  # observations after which an entry moves at MIN_RATE
@@ -47,7 +48,8 @@ class StepCost:
         self.seen = list(seen) if seen is not None else [0.0] * len(self.table)
         if len(self.seen) != len(self.table):
             raise ValueError("every entry has a number of observations")
-        self.num_observed = 0  # the first observations scale the whole table: the machine may be faster or slower today
+        self.num_observed = 0
+        self._first: list[float] = []  # logarithms of measured over predicted time, of the first steps
         self._drift = 0.0  # logarithm of a factor of the whole table that is not worth applying yet
         self._keys: dict[int, list[float]] = {}  # rows -> [mean keys, mean seconds, observations]
         self._key_prior = per_key
@@ -103,26 +105,37 @@ class StepCost:
             return
         table, seen = self.table, self.seen
         error = math.log(seconds / (table[rows] + self.per_key * keys)) - self._drift
-        clip = CLIP if self.num_observed >= 4 else FIRST_CLIP
-        error = min(clip, max(-clip, error))
         self.num_observed += count
-        common = max(min(0.3, count * GLOBAL_RATE), 0.7 * count / self.num_observed)
+        if len(self._first) < FIRST:
+            self._rescale(error, count)
+            return
+        clip = CLIP * (1 + 6 / (1 + seen[rows]))
+        own = min(clip, max(-clip, error))
+        error = min(CLIP, max(-CLIP, error))
+        common = min(0.3, count * GLOBAL_RATE)
         self._drift += common * error
         if abs(self._drift) > LEAST_DRIFT:
             factor = math.exp(self._drift)
             table[:] = [entry * factor for entry in table]
             self._drift = 0.0
-        rate = max(min(0.4, count * MIN_RATE), count / (1 + count + seen[rows])) if self.num_observed > 4 else 0.7
+        rate = max(min(0.4, count * MIN_RATE), count / (1 + count + seen[rows]))
         seen[rows] = min(TRUSTED, seen[rows] + count)
-        table[rows] *= math.exp((1 - common) * rate * error)
+        table[rows] *= math.exp((1 - common) * rate * own)
         low, high = int(rows / SPREAD), min(MAX_ROWS, int(rows * SPREAD))
         for n in range(max(1, low), high + 1):
             if n != rows:  # what has been measured itself moves little
                 near = 1 - abs(n - rows) / (high - low)
-                table[n] *= 1 + 0.7 * near * rate * error / (1 + seen[n])
+                table[n] *= math.exp(0.7 * near * rate * own / (1 + seen[n]))
         self._keep_rising(rows)
-        if self.num_observed > 16:
-            self._learn_keys(rows, keys, seconds)
+        self._learn_keys(rows, keys, seconds)
+
+    def _rescale(self, error: float, count: int) -> None:
+        """The shape of the table is better known than its height: the machine may be faster or slower today. So the
+        first steps set the height, by their median, because the very first ones are often cold."""
+        before = median_low(self._first) if self._first else 0.0
+        self._first += [error + before] * count
+        factor = math.exp(median_low(self._first) - before)
+        self.table[:] = [entry * factor for entry in self.table]
 
     def _keep_rising(self, rows: int) -> None:
         """Make the table rise again after entry `rows` and its neighbours have moved.
