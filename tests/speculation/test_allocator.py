@@ -128,6 +128,12 @@ class TestNeverSlower:
         plain = simulate(allocator(cost_of(curve)), [], curve, 4, 1500, noise).speed
         assert speed >= 0.97 * plain
 
+    def test_rows_that_are_thought_too_dear_are_tried_again(self):
+        """All but one row are believed to cost ten times as much as they do."""
+        curve = linear(5, 0.2)
+        cost = StepCost([0.0, curve(1), *(10 * curve(rows) for rows in range(2, MAX_ROWS + 1))])
+        assert simulate(allocator(cost), [FakeDrafter(0.9)], curve, 1, 500).speed > 2 / curve(1)
+
     def test_a_fixed_length_is_slower(self):
         """The negative control: the grid above has cells where drafting loses."""
         budget = FixedBudget(SpeculationConfig(max_depth=7), 1 << 20)

@@ -1,9 +1,9 @@
-"""SpeedGuard and PaidProbe: speculation that does not pay rests, longer each time."""
+"""SpeedGuard and Probe: speculation that does not pay rests, longer each time."""
 
 import itertools
 import random
 
-from forerun.speculation.guard import FIRST_PAUSE, LAST_PAUSE, WINDOW, PaidProbe, SpeedGuard
+from forerun.speculation.guard import FIRST_PAUSE, LAST_PAUSE, WINDOW, Probe, SpeedGuard
 
 
 def rest(guard):
@@ -77,7 +77,7 @@ def test_one_step_that_was_put_to_sleep_stops_nothing():
 
 
 def test_probes_become_rare():
-    probe = PaidProbe()
+    probe = Probe()
     due = [step for step in range(10_000) if probe.is_due()]
     gaps = [b - a for a, b in itertools.pairwise(due)]
     assert gaps[:6] == [32, 64, 128, 256, 512, 1024]
@@ -85,13 +85,13 @@ def test_probes_become_rare():
 
 
 def test_a_dear_drafter_is_tried_more_rarely_still():
-    probe = PaidProbe()
+    probe = Probe()
     due = [step for step in range(5000) if probe.is_due(10.0)]
     assert due[1] - due[0] == 500
 
 
 def test_probes_begin_anew_when_the_drafter_has_paid():
-    probe = PaidProbe()
+    probe = Probe()
     for _ in range(5000):
         probe.is_due()
     probe.paid()

@@ -30,10 +30,10 @@ class TestPrior:
         cost = StepCost.from_points({1: 2e-3, 8: 9e-3, 16: 33e-3})
         assert [round(1e3 * cost.seconds(rows), 6) for rows in (1, 4, 8, 12, 16, 20)] == [2, 5, 9, 21, 33, 45]
 
-    def test_points_that_fall_are_raised(self):
-        cost = StepCost.from_points({1: 5e-3, 4: 4e-3, 8: 9e-3})
+    def test_a_point_above_one_of_more_rows_was_disturbed(self):
+        cost = StepCost.from_points({1: 3e-3, 2: 7e-3, 4: 4e-3, 8: 9e-3})
         assert rises(cost)
-        assert min(cost.table[1:]) > 0
+        assert [cost.seconds(rows) for rows in (1, 2, 4)] == pytest.approx([3e-3, 4e-3, 4e-3])
 
     def test_beyond_the_table_the_line_goes_on(self):
         cost = cost_of(linear(2, 1))

@@ -18,11 +18,11 @@ from typing import NamedTuple
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
-from forerun.speculation.best_nodes import Choice, best_nodes
+from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.calibration import Calibration, RequestFactor
 from forerun.speculation.drafter import Ask, Drafter
-from forerun.speculation.guard import PaidProbe, SpeedGuard
+from forerun.speculation.guard import Probe, SpeedGuard
 from forerun.speculation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
 from forerun.speculation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.tree import MAX_NODES, DraftTree
@@ -30,13 +30,15 @@ from forerun.speculation.tree import MAX_NODES, DraftTree
 MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
 GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
-PATIENCE = 8  # fruitless steps after which a sequence's free drafters are asked less often
+PATIENCE = 6  # fruitless steps after which a sequence's free drafters are asked less often
 LONGEST_NAP = 7  # steps between two asks then
 LEARN_EVERY = 8  # steps whose times are learned from together
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
 DEAR = 4.0  # plain steps for one level of a draft: not tried further
 REFRESH = 256  # steps with drafts after which one without is due, so that the plain cost stays known
 FIRST_REFRESH = 12  # the same while it is hardly known
+LIKELY = 0.5  # survival of nodes that are verified now and then although they seem too dear
+FIRST_EXPLORED = 4  # steps between the first times
 DOUBTFUL_GAIN = 2.0  # but not where speculation is beyond doubt
 
 WORTH, NOT_WORTH, NO_PROPOSALS, GUARD = "verified", "not worth it", "no proposals", "guard"
@@ -63,7 +65,7 @@ class _Paid:
     """What is known of one paid drafter."""
 
     times: DraftTimes = field(default_factory=DraftTimes)
-    probe: PaidProbe = field(default_factory=PaidProbe)
+    probe: Probe = field(default_factory=Probe)
     num_trials: int = 0
 
 
@@ -102,6 +104,7 @@ class Allocator:
         self._requests: dict[int, _Request] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._paid: dict[str, _Paid] = {}
+        self._explore = Probe(FIRST_EXPLORED)
         self._draft_s = 0.0  # in this step so far
 
     # ---- before the proposals ----
@@ -240,7 +243,7 @@ class Allocator:
                 chosen.append(tree.keep(rows))
                 continue
             request.idle += 1
-            request.nap = min(LONGEST_NAP, request.idle // PATIENCE)
+            request.nap = max(0, min(LONGEST_NAP, (request.idle - PATIENCE) // 2))
             if len(tree.tokens) == 1:
                 self.decisions[NO_PROPOSALS] += 1
                 chosen.append(tree)
@@ -273,10 +276,20 @@ class Allocator:
             return _nothing(trees)
         choice = best_nodes(trees, rooms, limit, seconds, self._draft_s)
         if choice.num_nodes == 0:
-            self._since_plain = 0
-        elif known < TRUSTED / 2 or choice.speed < DOUBTFUL_GAIN * choice.plain_speed:
+            return self._try_anyway(trees, rooms, limit) or choice
+        self._explore.paid()
+        if known < TRUSTED / 2 or choice.speed < DOUBTFUL_GAIN * choice.plain_speed:
             self._since_plain += 1
         return choice
+
+    def _try_anyway(self, trees: Seq[DraftTree], rooms: Seq[int], limit: int) -> Choice | None:
+        """Nothing seems worth it. But a cost that was overestimated is corrected only where it is measured: so nodes
+        that are likely to be accepted are verified now and then."""
+        self._since_plain = 0
+        likely = sum(alive >= LIKELY for tree in trees for alive in alive_in_order(tree)[1:])
+        if not likely or not self._explore.is_due():
+            return None
+        return best_nodes(trees, rooms, min(limit, likely), lambda nodes, last: 1.0, 0.0)
 
     # ---- after the step ----
 

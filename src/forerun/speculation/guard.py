@@ -1,4 +1,4 @@
-"""The two brakes of the allocator: SpeedGuard for everything, PaidProbe for drafters that cost time.
+"""The two brakes of the allocator: SpeedGuard for everything, Probe for what is tried though it does not pay.
 
 SpeedGuard compares what a step yields with what plain decoding is predicted to yield in its time. It catches what the
 allocator does not know: costs that it predicts wrongly, time that is spent elsewhere.
@@ -73,11 +73,11 @@ class SpeedGuard:
         self._num_seen = 0
 
 
-class PaidProbe:
-    """When a drafter that does not pay is tried again: after 32 steps, then 64, and so on up to 1024."""
+class Probe:
+    """When what does not pay is tried again: after `first` steps, then twice as many, and so on up to LAST_PAUSE."""
 
-    def __init__(self) -> None:
-        self._pause = FIRST_PAUSE
+    def __init__(self, first: int = FIRST_PAUSE) -> None:
+        self._first = self._pause = first
         self._left = 0
 
     def is_due(self, price: float = 0.0) -> bool:
@@ -93,5 +93,5 @@ class PaidProbe:
         return True
 
     def paid(self) -> None:
-        """The drafter pays: begin anew when it stops to."""
-        self._pause, self._left = FIRST_PAUSE, FIRST_PAUSE - 1
+        """It pays: begin anew when it stops to."""
+        self._pause, self._left = self._first, self._first - 1

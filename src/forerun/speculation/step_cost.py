@@ -76,13 +76,15 @@ class StepCost:
         rows = sorted(points)
         if len(rows) < 2:
             raise ValueError("a line needs two points")
+        # What disturbs a step makes it longer: a point above one of more rows is lowered, not the other raised.
+        points = {n: min(points[more] for more in rows if more >= n) for n in rows}
         table = [points[rows[0]]]
         for n in range(1, MAX_ROWS + 1):
             right = min(max(1, bisect_left(rows, n)), len(rows) - 1)
             a, b = rows[right - 1], rows[right]
             slope = (points[b] - points[a]) / (b - a)
             table.append(max(points[a] + slope * (n - a), 0.2 * points[rows[0]], 1e-9))
-        return cls(table, per_key, [1.0 if n in points else 0.0 for n in range(MAX_ROWS + 1)])
+        return cls(table, per_key)
 
     # ---- what a step costs ----
 
