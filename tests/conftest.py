@@ -1,6 +1,7 @@
 """For every test: which forerun is tested, hypothesis without deadlines (CI machines are shared), tiny model files."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +24,15 @@ TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _drafters_keep_nothing_at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What engines learn about this machine goes into a temporary folder: no run finds what another one learned."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forerun.llm.cache_folder", lambda: folder)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from forerun.sampling.walk import draw_batch, draw_row, hash_row, log_softmax_at
 from forerun.scheduler.scheduler import Scheduler
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
-from forerun.speculation.budget import FixedBudget
+from forerun.speculation.budget import Budget, FixedBudget
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
@@ -215,6 +215,7 @@ class Setup:
     """Everything that must not change the output."""
 
     drafter: Drafter | None = None
+    budget: Budget | None = None  # in place of a fixed one
     max_depth: int = 6
     num_blocks: int = 64
     block_size: int = 16
@@ -242,7 +243,8 @@ class Setup:
         )
         speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
         self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
-        speculator = Speculator(self.drafters, FixedBudget(speculation, self.max_model_len), self.vocab)
+        budget = self.budget or FixedBudget(speculation, self.max_model_len)
+        speculator = Speculator(self.drafters, budget, self.vocab)
         verifier = make_verifier(self.verification)
         return Engine(self.backend, scheduler, speculator, self.vocab, verifier=verifier)
 

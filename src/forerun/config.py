@@ -63,12 +63,13 @@ class SpeculationConfig:
     """Which drafters propose, how much at most, and how their drafts are verified.
 
     drafter           "off", "auto", a registered name, or several joined by "+", asked in this order
-    max_depth         longest draft of one sequence; None: what fills the backend's row tile
+    max_depth         longest draft of one sequence; None: what pays, or with a fixed budget what fills the row tile
     max_draft_rows    draft rows of all sequences in one step
     options           "option" for all drafters, or "drafter.option" for one: passed to their constructors
     verification      "coupled": the same tokens with any draft; "rejection", "block": the same distribution; "typical":
                       neither, so it needs `lossy`
     lossy             permits what changes the distribution
+    budget            "auto": learned while running, so much as pays; "fixed": max_depth for every sequence
     """
 
     drafter: str = "auto"
@@ -77,6 +78,7 @@ class SpeculationConfig:
     options: dict[str, bool | int | float | str] = field(default_factory=dict)
     verification: str = "coupled"
     lossy: bool = False
+    budget: str = "auto"
 
     def __post_init__(self) -> None:
         if self.max_depth is not None and not 1 <= self.max_depth <= 63:
@@ -85,6 +87,8 @@ class SpeculationConfig:
             raise UsageError(f"max_draft_rows must be at least 0, got {self.max_draft_rows}")
         if self.verification not in VERIFICATIONS:
             raise UsageError(f"unknown verification {self.verification!r}: choose {', '.join(VERIFICATIONS)}")
+        if self.budget not in ("auto", "fixed"):
+            raise UsageError(f"unknown budget {self.budget!r}: choose auto or fixed")
         if self.verification == "typical" and not self.lossy:
             raise UsageError("typical acceptance changes what the model says: it needs lossy=True")
         if self.lossy and self.verification != "typical":

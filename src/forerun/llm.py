@@ -10,7 +10,7 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
@@ -29,18 +29,16 @@ from forerun.opening import load_tokenizer, open_for_drafting
 from forerun.profile import Profile, process_profile
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
-from forerun.speculation.budget import FixedBudget
+from forerun.speculation.budget import Budget
 from forerun.speculation.drafter import Drafter
 from forerun.speculation.host import DraftHost, OpenedModel
-from forerun.speculation.setup import load_drafters, make_drafters, plan_stacks
+from forerun.speculation.setup import KnownCost, load_drafters, make_budget, make_drafters, open_cost, plan_stacks
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.verifier import make_verifier
 from forerun.text.chat import ChatTemplate
 from forerun.text.detokenizer import LiveText
 
 DEFAULT_MODEL = "smollm2-135m"
-MIN_DEFAULT_DEPTH = 3  # longest draft where the user names none and every row costs its full price
-
 OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
 
 Prompt = str | Seq[int]
@@ -109,6 +107,8 @@ class LLM:
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
+        self._threads = threads
+        self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
@@ -253,8 +253,6 @@ class LLM:
         options: EngineOptions,
         kv_blocks: int | None = None,
     ) -> None:
-        if config.max_depth is None:  # rows up to the kernels' tile cost hardly more than one
-            config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, self._backend.row_tile - 1))
         layout = self.kv_layout
         host = self._host(config, options, layout)
         load_drafters(drafters, plan_stacks(drafters, host), host)
@@ -272,13 +270,23 @@ class LLM:
         self.engine = Engine(
             self._backend,
             scheduler,
-            Speculator(drafters, FixedBudget(config, self.max_model_len), vocab_size),
+            Speculator(drafters, self._budget(config, drafters, options, host), vocab_size),
             vocab_size,
             self._profile,
             make_verifier(config.verification),
         )
         template = self.tokenizer.chat_template
         self._template = ChatTemplate(template, self.tokenizer) if template else None
+
+    def _budget(
+        self, config: SpeculationConfig, drafters: Seq[Drafter], options: EngineOptions, host: DraftHost
+    ) -> Budget:
+        """A budget that goes on learning from what the engine before it knew."""
+        learns = bool(drafters) and config.budget == "auto"
+        if learns and self._cost is None:
+            probes = 0 if self._profile else min(options.max_rows, options.max_outputs, self.max_model_len)
+            self._cost = open_cost(host, self._threads, probes)
+        return make_budget(config, self._backend.row_tile, self.max_model_len, self._cost if learns else None)
 
     def reconfigure(
         self,
@@ -368,7 +376,8 @@ def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[Speculati
     if isinstance(speculation, str):
         speculation = SpeculationConfig(drafter=speculation)
     if not isinstance(speculation, SpeculationConfig):
-        return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH), [speculation]
+        # An object is passed to try it out: all that it proposes is verified.
+        return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH, budget="fixed"), [speculation]
     return speculation, make_drafters(speculation)
 
 

@@ -1,8 +1,10 @@
 """Facts about this machine that decide sizes: how much memory this process may still take."""
 
+import platform
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -20,6 +22,12 @@ def total_memory() -> int | None:
     """Bytes of memory of this machine or of the control group that limits this process; None where unknown."""
     sizes = [size for size in (_meminfo("MemTotal"), *(limit for limit, _ in _limits())) if size is not None]
     return min(sizes, default=None)
+
+
+def processor_name() -> str:
+    """Model of the processor, as the system calls it; its architecture where it does not say."""
+    names = (line.partition(":")[2].strip() for line in _lines(_CPUINFO) if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def _meminfo(field: str) -> int | None:

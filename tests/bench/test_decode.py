@@ -51,6 +51,7 @@ def test_an_engine_that_depends_on_the_batch_is_not_equal(tiny_model: Path) -> N
     results, _ = run(tiny_model, replace(WISH, repeats=1), fault="row_ulp")
     differences = {(result.batch, result.speculation): result.difference for result in results}
     assert differences[3, "off"] is None  # what all others are compared with
+    # (3, "ngram") is free to decode plainly, in just the batches that all are compared with
     assert all(differences[setting] is not None for setting in ((1, "off"), (1, "ngram")))
 
 

@@ -1,9 +1,10 @@
 """Budget: who may draft how much in a step, and which of the proposed nodes are verified.
 
-FixedBudget allows the same to everybody. Both kinds clamp: a draft of depth d can yield d + 1 tokens, so depth never
-exceeds what is left of max_tokens and of the context minus one.
+FixedBudget allows the same to everybody; the one that learns is in allocator.py. Both clamp: a draft of depth d can
+yield d + 1 tokens, so depth never exceeds what is left of max_tokens and of the context minus one.
 """
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,8 +12,8 @@ from typing import Protocol
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
-from forerun.speculation.drafter import Drafter
-from forerun.speculation.tree import DraftTree
+from forerun.speculation.drafter import Ask, Drafter
+from forerun.speculation.tree import MAX_NODES, DraftTree
 
 DEFAULT_DEPTH = 15
 
@@ -35,32 +36,42 @@ class StepFacts:
 
 
 class Budget(Protocol):
-    """Decides how much to speculate. Calls come from the engine's thread, once a step each, in this order."""
+    """Decides how much to speculate. Calls come from the engine's thread, in this order.
+
+    decisions  how often it decided what, by reason, for one sequence in one step each
+    """
+
+    decisions: Counter[str]
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
-        """Most draft nodes that `sequence` may get when `num_decoding` sequences share the step."""
+        """Most draft nodes that `sequence` may get when `num_decoding` sequences share the step. Once a step each."""
         ...
 
-    def depth(self, sequence: Sequence, num_decoding: int) -> int:
-        """Longest useful path, at most `room`."""
+    def asks(
+        self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
+    ) -> dict[int, Ask]:
+        """What `drafter` is asked for, by index, where others have proposed `trees` already.
+
+        allowed  indices of the sequences that have room and may use it
+        """
         ...
 
-    def wants(self, drafter: Drafter, sequence: Sequence, tree: DraftTree, num_decoding: int) -> bool:
-        """Shall `drafter` be asked, where others have proposed `tree` already?"""
+    def drafted(self, drafter: Drafter, asks: Seq[Ask], seconds: float) -> None:
+        """Asking it took so long, with the checks of what it proposed."""
         ...
 
-    def calibrate(self, tree: DraftTree) -> DraftTree:
-        """The tree with scores that are probabilities of acceptance."""
+    def calibrate(self, drafter: Drafter, sequence: Sequence, tree: DraftTree) -> DraftTree:
+        """The drafter's tree with scores that are probabilities of acceptance."""
         ...
 
     def choose(
         self, sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree], num_other_rows: int
     ) -> list[DraftTree]:
-        """The nodes to verify, of each sequence at most `rooms[i]`."""
+        """The nodes to verify, of each sequence at most `rooms[i]`. Not called where nobody has room."""
         ...
 
     def observe(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], facts: StepFacts) -> None:
-        """Learn from a step that drew."""
+        """Learn from a step that drew, after its tokens were appended."""
         ...
 
     def end(self, sequence_id: int) -> None:
@@ -75,18 +86,28 @@ class FixedBudget:
         self._config = config
         self._max_depth = config.max_depth if config.max_depth is not None else DEFAULT_DEPTH
         self._max_model_len = max_model_len
+        self.decisions: Counter[str] = Counter()
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         return self.depth(sequence, num_decoding)
 
     def depth(self, sequence: Sequence, num_decoding: int) -> int:
+        """Longest useful path."""
         share = self._config.max_draft_rows // max(1, num_decoding)
         return max(0, min(self._max_depth, share, longest_draft(sequence, self._max_model_len)))
 
-    def wants(self, drafter: Drafter, sequence: Sequence, tree: DraftTree, num_decoding: int) -> bool:
-        return True
+    def asks(
+        self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
+    ) -> dict[int, Ask]:
+        return {
+            i: Ask(sequences[i], min(rooms[i], MAX_NODES), min(self.depth(sequences[i], len(sequences)), rooms[i]))
+            for i in allowed
+        }
 
-    def calibrate(self, tree: DraftTree) -> DraftTree:
+    def drafted(self, drafter: Drafter, asks: Seq[Ask], seconds: float) -> None:
+        pass
+
+    def calibrate(self, drafter: Drafter, sequence: Sequence, tree: DraftTree) -> DraftTree:
         return tree
 
     def choose(

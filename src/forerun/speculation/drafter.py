@@ -62,6 +62,8 @@ class Drafter(Protocol):
     """Proposes draft trees. Calls come from the engine's thread.
 
     is_paid  proposing runs a model, so that it is only worth it where enough is accepted
+
+    A drafter with an attribute `learns` that is False is not called for `observe`: that saves time in every step.
     """
 
     name: str

@@ -1,13 +1,24 @@
-"""From a SpeculationConfig to loaded drafters."""
+"""From a SpeculationConfig to loaded drafters and a budget."""
 
+import os
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 from forerun.cache.layout import KvStack
 from forerun.config import SpeculationConfig
 from forerun.errors import UsageError
+from forerun.machine import processor_name
+from forerun.speculation.allocator import Allocator
+from forerun.speculation.budget import Budget, FixedBudget
 from forerun.speculation.drafter import Drafter, HostedDrafter, OptionValue, known_drafters, make_drafter
 from forerun.speculation.drafters import AUTO
 from forerun.speculation.host import DraftHost
+from forerun.speculation.probe import probe_steps
+from forerun.speculation.step_cost import StepCost
+from forerun.speculation.step_cost_file import StepCostFile
+
+MIN_DEFAULT_DEPTH = 3  # longest draft of a fixed budget where the user names none and every row costs its full price
+MEMORY_RATE = 12e9  # bytes of KV that a second of attention reads, until it is measured
 
 
 def make_drafters(config: SpeculationConfig) -> list[Drafter]:
@@ -54,3 +65,43 @@ def load_drafters(drafters: Seq[Drafter], stacks: Seq[tuple[KvStack, ...]], host
         if isinstance(drafter, HostedDrafter):
             drafter.load(host, first)
         first += sum(stack.num_layers for stack in own)
+
+
+@dataclass(frozen=True)
+class KnownCost:
+    """What steps cost, learned in place, and where it is kept."""
+
+    cost: StepCost
+    file: StepCostFile
+
+
+def open_cost(host: DraftHost, threads: int | None, max_probe_rows: int) -> KnownCost:
+    """Step costs of an earlier process, else from probes, else a guess. host.layout must be there.
+
+    threads         compute threads, None for all that there are
+    max_probe_rows  most rows of a probe; 0 to do without
+    """
+    layout, backend = host.layout, host.backend
+    if layout is None:
+        raise ValueError("step costs need the KV memory")
+    identity = (host.target.name, backend.name, backend.numerics_id, processor_name(), str(threads or os.cpu_count()))
+    known = StepCostFile(host.cache_folder, identity)
+    cost = known.load()
+    if cost is None:
+        per_key = layout.stacks[0].bytes_per_token(layout.codec) / MEMORY_RATE
+        points = probe_steps(backend, layout, max_probe_rows)
+        if len(points) > 1:
+            cost = StepCost.from_points(points, per_key)
+            known.keep(cost)
+        else:
+            cost = StepCost.prior(backend.row_tile, per_key, *points.values())
+    return KnownCost(cost, known)
+
+
+def make_budget(config: SpeculationConfig, row_tile: int, max_model_len: int, known: KnownCost | None) -> Budget:
+    """The budget that a configuration asks for. known: what steps cost; None for a fixed budget"""
+    if known is not None:
+        return Allocator(config, max_model_len, known.cost, known.file.keep)
+    if config.max_depth is None:  # rows up to the kernels' tile cost hardly more than one
+        config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, row_tile - 1))
+    return FixedBudget(config, max_model_len)

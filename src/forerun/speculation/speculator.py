@@ -6,7 +6,8 @@ its nodes are dropped here and the sequence decodes plainly.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from forerun.sequence import Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.rule import has_sound_probs
-from forerun.speculation.tree import MAX_NODES, DraftTree
+from forerun.speculation.tree import DraftTree
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class DrafterStats:
 class SpeculationStats:
     """Totals over the speculator's life.
 
-    bonus  tokens that came without having been drafted, in steps with a draft: one a draft
+    bonus      tokens that came without having been drafted, in steps with a draft: one a draft
+    decisions  what the budget decided, by reason, counted for every sequence in every step
     """
 
     drafts: int = 0
@@ -53,6 +55,7 @@ class SpeculationStats:
     dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
     drafter_errors: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
+    decisions: Counter[str] = field(default_factory=Counter)
 
 
 class Speculator:
@@ -65,7 +68,11 @@ class Speculator:
         self.drafters = tuple(drafters)
         self.budget = budget
         self._vocab_size = vocab_size
-        self.stats = SpeculationStats(by_drafter={drafter.name: DrafterStats() for drafter in drafters})
+        self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
+        self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
+        self.stats = SpeculationStats(
+            by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
+        )
 
     @property
     def drafter_name(self) -> str:
@@ -108,24 +115,41 @@ class Speculator:
         if not self.drafters or not any(rooms):
             return trees
         for drafter in self.drafters:
-            asked = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
-            asked = [i for i in asked if self.budget.wants(drafter, sequences[i], trees[i], len(sequences))]
-            if asked:
-                self._ask(drafter, asked, sequences, rooms, trees)
+            allowed = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
+            asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
+            if asks:
+                start = time.perf_counter()
+                self._ask(drafter, asks, trees)
+                seconds = time.perf_counter() - start
+                self._stats_of(drafter.name).seconds += seconds
+                self.budget.drafted(drafter, list(asks.values()), seconds)
         return self.budget.choose(sequences, rooms, trees, num_other_rows)
 
     def observe(
         self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult, facts: StepFacts
     ) -> None:
         """Count what was verified, and tell budget and drafters. sequences, outcomes  one per Batch.draws entry"""
+        if not self.drafters:
+            return
+        start = time.perf_counter()
         for outcome in outcomes:
-            self._count(outcome)
+            if len(outcome.tree.tokens) > 1:
+                self._count(outcome)
+        # The last step's own observation was not over when its facts were taken: it counts as drafting in this one.
+        late = self._observe_s
+        facts = StepFacts(facts.rows, facts.keys, facts.draft_s + late, facts.forward_s, facts.total_s + late)
         self.budget.observe(sequences, outcomes, facts)
+        if self._learners:
+            self._teach(sequences, outcomes, batch, result)
+        self._observe_s = time.perf_counter() - start
+
+    def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
+        """Show drafters that learn from outcomes what became of their sequences."""
         seen = [
             Seen(sequence, outcome, draw.first_output, result)
             for sequence, outcome, draw in zip(sequences, outcomes, batch.draws, strict=True)
         ]
-        for drafter in self.drafters:
+        for drafter in self._learners:
             mine = [one for one in seen if drafter in self._allowed(one.sequence)]
             if mine:
                 with self._guard(drafter):
@@ -138,29 +162,24 @@ class Speculator:
             return self.drafters
         return tuple(drafter for drafter in self.drafters if drafter.name == wanted)
 
-    def _ask(
-        self, drafter: Drafter, asked: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: list[DraftTree]
-    ) -> None:
-        """Merge a drafter's trees for `asked` into `trees`."""
-        asks = []
-        for i in asked:
-            depth = self.budget.depth(sequences[i], len(sequences))
-            asks.append(Ask(sequences[i], min(rooms[i], MAX_NODES), min(depth, rooms[i])))
-        with self._guard(drafter):
-            proposed = drafter.propose(asks)
-            for i, ask, tree in zip(asked, asks, proposed, strict=True):
+    def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
+        """Merge what a drafter proposes into `trees`."""
+        try:
+            proposed = drafter.propose(list(asks.values()))
+            for (i, ask), tree in zip(asks.items(), proposed, strict=True):
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
-                sound = self.budget.calibrate(self._sound(tree).prune(ask.max_nodes, ask.max_depth))
+                tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+                tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
-                    trees[i] = sound
-                elif not (sound.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
-                    trees[i] = trees[i].merge(sound)
+                    trees[i] = tree
+                elif not (tree.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
+                    trees[i] = trees[i].merge(tree)
+        except Exception:
+            self._failed(drafter)
 
     def _count(self, outcome: Outcome) -> None:
         tree = outcome.tree
-        if tree.num_nodes == 0:
-            return
         self.stats.drafts += 1
         self.stats.drafted += tree.num_nodes
         self.stats.accepted += len(outcome.accepted)
@@ -186,11 +205,15 @@ class Speculator:
         try:
             yield
         except Exception:
-            self.stats.drafter_errors += 1
-            stats.errors += 1
-            log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
+            self._failed(drafter)
         finally:
             stats.seconds += time.perf_counter() - start
+
+    def _failed(self, drafter: Drafter) -> None:
+        """Count and log the exception that is being handled."""
+        self.stats.drafter_errors += 1
+        self._stats_of(drafter.name).errors += 1
+        log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
 
     def _sound(self, tree: DraftTree) -> DraftTree:
         """The tree without ids that the target does not know, nor anything below them; none of a tree whose nodes
@@ -198,9 +221,9 @@ class Speculator:
         if not has_sound_probs(tree, self._vocab_size):
             self.stats.dropped_nodes += tree.num_nodes
             return DraftTree.root_only(tree.tokens[0])
-        bad = {row for row in range(1, len(tree)) if not 0 <= tree.tokens[row] < self._vocab_size}
-        if not bad:
+        if min(tree.tokens) >= 0 and max(tree.tokens) < self._vocab_size:
             return tree
+        bad = {row for row in range(1, len(tree)) if not 0 <= tree.tokens[row] < self._vocab_size}
         keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
         self.stats.dropped_nodes += len(tree) - 1 - len(keep)
         return tree.keep(keep)

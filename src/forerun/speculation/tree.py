@@ -9,7 +9,7 @@ node in ascending row order are in ascending depth.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -171,6 +171,8 @@ class DraftTree:
         change the distribution that rejection verifies.
         """
         depth_limit = len(self.tokens) if max_depth is None else max_depth
+        if self.num_nodes <= max_nodes and max(self.depths) <= depth_limit:
+            return self
         candidates = [row for row in range(1, len(self.tokens)) if self.depths[row] <= depth_limit]
         if not self.draft_probs:
             candidates.sort(key=lambda row: (-self.survival[row], row))
@@ -191,8 +193,15 @@ class DraftTree:
         )
 
     def with_scores(self, score: Sequence[float]) -> "DraftTree":
-        """The same nodes with other scores."""
-        return replace(self, score=tuple(score))
+        """The same nodes with other scores. Raises ValueError unless there is one a row."""
+        if len(score) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} rows need as many scores, got {len(score)}")
+        # What was derived from tokens and parents stays right, and every step needs this once a sequence.
+        same = object.__new__(DraftTree)
+        same.__dict__.update(self.__dict__)
+        same.__dict__.pop("survival", None)
+        same.__dict__["score"] = tuple(score)
+        return same
 
     def merge(self, other: "DraftTree") -> "DraftTree":
         """Union of two trees with the same root; a node of both keeps the larger score and the name that goes with it.

@@ -134,6 +134,7 @@ class NgramDrafter:
 
     name = "ngram"
     is_paid = False
+    learns = False
 
     def __init__(self, min_n: int = 2, max_n: int = 4, choice: str = "recent") -> None:
         if not 1 <= min_n <= max_n <= 16:

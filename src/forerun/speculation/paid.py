@@ -1,0 +1,82 @@
+"""Paid drafters: what asking one costs, whom it is worth asking, and how deep.
+
+The expected yield of asking comes from the drafter's acceptance by depth so far; its time from measurements by number
+of sequences and depth. It is asked where that promises MIN_GAIN more than the step would yield without it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+MIN_GAIN = 1.03
+DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15)  # tried
+TIME_RATE = 0.15
+
+
+class DraftTimes:
+    """Seconds of asking a drafter, by number of sequences and depth."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[tuple[int, int], float] = {}
+
+    def observe(self, num_sequences: int, depth: int, seconds: float) -> None:
+        """Learn from one call; a call that took far longer than usual counts as twice the usual."""
+        key = (num_sequences, depth)
+        known = self._seconds.get(key)
+        if known is None:
+            known = self.predict(num_sequences, depth)  # the first call warms up what later calls find warm
+            self._seconds[key] = seconds if known is None else min(seconds, 2 * known)
+        else:
+            self._seconds[key] = known + TIME_RATE * (min(seconds, 2 * known) - known)
+
+    def predict(self, num_sequences: int, depth: int) -> float | None:
+        """Seconds of a call: measured, else from the nearest one measured, a deeper draft costing in proportion."""
+        if not self._seconds:
+            return None
+        exact = self._seconds.get((num_sequences, depth))
+        if exact is not None:
+            return exact
+        near = min(self._seconds, key=lambda key: (abs(key[0] - num_sequences), abs(key[1] - depth)))
+        deeper = max(1.0, depth / near[1]) if depth > near[1] else 0.5 + 0.5 * depth / near[1]
+        more = max(1.0, (num_sequences / near[0]) ** 0.5)
+        return float(self._seconds[near] * deeper * more)
+
+
+@dataclass(frozen=True)
+class PaidPlan:
+    """Ask the first `num_sequences`, `depth` deep. gain: predicted speed over that without, 1 is equal."""
+
+    num_sequences: int
+    depth: int
+    gain: float
+
+
+def plan_paid(
+    yields: Seq[Seq[float]],
+    limits: tuple[int, int],
+    seconds: Callable[[int], float],
+    times: DraftTimes,
+    without: tuple[float, float],
+) -> PaidPlan:
+    """Whom to ask for how deep a chain so that the step yields most a second.
+
+    yields   for every sequence, best first: entry d is the tokens expected of a chain of depth d beyond what others
+             have drafted for it
+    limits   (deepest chain, most nodes of all)
+    seconds  of a step with so many draft nodes
+    without  (tokens, seconds) expected of the step without the drafter
+    """
+    base_tokens, base_s = without
+    speed = base_tokens / base_s
+    best = PaidPlan(0, 0, 1.0)
+    counts = sorted({len(yields), -(-len(yields) // 2), -(-len(yields) // 4), 1}) if yields else []
+    for depth in (d for d in DEPTHS if d <= limits[0]):
+        for count in (c for c in counts if c * depth <= limits[1]):
+            draft_s = times.predict(count, depth)
+            if draft_s is None:
+                continue
+            tokens = base_tokens + sum(chain[min(depth, len(chain) - 1)] for chain in yields[:count])
+            gain = tokens / (base_s + draft_s + seconds(count * depth) - seconds(0)) / speed
+            if gain > best.gain:
+                best = PaidPlan(count, depth, gain)
+    return best
