@@ -11,7 +11,8 @@ import typer
 
 from forerun import __version__
 from forerun.cli.console import print_json, stdout
-from forerun.cli.options import Display, ModelOptions, Sampling, Speculation, SystemMessage, grouped
+from forerun.cli.drafting import Drafting
+from forerun.cli.options import Display, ModelOptions, Sampling, SystemMessage, grouped
 from forerun.cli.render import Answer, TextWriter, failure, note, summary
 from forerun.errors import ForerunError, RequestError, UsageError
 from forerun.sequence import SamplingParams, TokenLogprob
@@ -40,9 +41,9 @@ def generate(
     model: ModelOptions,
     sampling: Sampling,
     form: Form,
+    drafting: Drafting,
     display: Display,
     system: SystemMessage = None,
-    speculation: Speculation = "auto",
 ) -> int:
     """Answer a prompt, or continue a text with --raw."""
     text = read_prompt(prompt)
@@ -55,7 +56,7 @@ def generate(
     from forerun.cli.answer import generate_answers, prompt_ids
     from forerun.cli.load import load_llm, model_name
 
-    llm = load_llm(model, speculation)
+    llm = load_llm(model, drafting.chosen)
     if not (form.raw or llm.has_chat_template or display.quiet):
         note("this model has no chat template, so the text is continued as it is")
     ids = prompt_ids(llm, text, system, form.raw)
