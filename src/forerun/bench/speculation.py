@@ -156,7 +156,7 @@ def _asked(cell: Cell, prompts: Seq[Prompt], wish: SpeculationWish, turn: int, h
                 max_tokens=wish.new_tokens,
                 min_tokens=min(MIN_ANSWER, wish.new_tokens),
                 temperature=cell.temperature,
-                seed=1 + number,
+                seed=1 + number if wish.promises_equality(cell.temperature) else None,
                 logits_hash=hashed,
             ),
         )
