@@ -12,10 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, Protocol
 
 from forerun.errors import RequestError
 
@@ -165,9 +162,9 @@ class StopMatcher(Protocol):
 class TokenMask(Protocol):
     """Says which tokens may come next: a grammar's matcher. Fed one token at a time by commit."""
 
-    def allowed(self) -> npt.NDArray[np.uint32]:
-        """[ceil(V / 32)] bit mask: bit t % 32 of word t // 32 is set when token t may come next. Read at once, so the
-        array may be used again."""
+    def allowed(self) -> Any:  # this module is imported by `forerun --help`, which does not wait for numpy
+        """[ceil(V / 32)] uint32 array: bit t % 32 of word t // 32 is set when token t may come next. Read at once, so
+        the array may be used again."""
         ...
 
     def advance(self, token: int) -> None:

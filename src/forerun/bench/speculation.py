@@ -27,6 +27,8 @@ from forerun.bench.pairs import ratio_of
 from forerun.bench.prompts import Prompt, PromptSet
 from forerun.bench.speculation_arms import ArmRun, Arms, Asked, add_counts, prompt_ids
 from forerun.bench.speculation_cells import ByDrafter, Cell, CellResult, SpeculationResults, SpeculationWish
+from forerun.config import SpeculationConfig
+from forerun.drafter_check import DrafterCheck, check_drafters
 from forerun.errors import ForerunError, UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.models.aliases import cache_folder
@@ -49,15 +51,18 @@ def bench_speculation(
     cells = [Cell(*values) for values in itertools.product(*axes)]
     results: list[CellResult] = []
     skipped: dict[str, str] = {}
+    checks: dict[str, tuple[DrafterCheck, ...]] = {}
     runs = _Runs(progress, 2 * (wish.warmups + wish.pairs + 1), len(cells))
     with tempfile.TemporaryDirectory(prefix="forerun-bench-") as scratch:
         for index, cell in enumerate(cells):
             runs.begin(index)
             if cell.drafter in skipped:
                 continue
-            files = _copy_of_drafter_files(Path(scratch) / str(index))
+            config = wish.config_of(cell.drafter)
             try:
-                arms = Arms(llm, wish.config_of(cell.drafter), replace(options, drafter_files=files))
+                if cell.drafter not in checks:
+                    checks[cell.drafter] = _check(llm, config, _apart(options, scratch, f"check-{index}"))
+                arms = Arms(llm, config, _apart(options, scratch, str(index)))
             except ForerunError as error:
                 if wish.is_strict:
                     raise
@@ -65,7 +70,13 @@ def bench_speculation(
                 continue
             results.append(_measure(arms, cell, prompts.categories[cell.category], wish, runs))
     llm.reconfigure(speculation="off", options=options)  # the scratch folder is gone
-    return SpeculationResults(results, skipped)
+    return SpeculationResults(results, skipped, {name: found for name, found in checks.items() if found})
+
+
+def _check(llm: LLM, config: SpeculationConfig, options: EngineOptions) -> tuple[DrafterCheck, ...]:
+    """Do drafters that run a model agree with this one? Asked of drafters that no cell uses."""
+    llm.reconfigure(speculation=config, options=options)
+    return tuple(check_drafters(llm))
 
 
 class _Runs:
@@ -85,14 +96,15 @@ class _Runs:
         self._progress(self._done, self._total)
 
 
-def _copy_of_drafter_files(folder: Path) -> Path:
-    """What drafters keep in the user's cache, copied: a cell neither adds to it nor sees what another cell added."""
-    kept = cache_folder() / "drafters"
+def _apart(options: EngineOptions, scratch: str, name: str) -> EngineOptions:
+    """Options with a copy of what drafters keep in the user's cache: a cell neither adds to that nor sees what another
+    cell added."""
+    kept, copy = cache_folder() / "drafters", Path(scratch) / name
     if kept.is_dir():
-        shutil.copytree(kept, folder)
+        shutil.copytree(kept, copy)
     else:
-        folder.mkdir()
-    return folder
+        copy.mkdir()
+    return replace(options, drafter_files=copy)
 
 
 def _check_fits(llm: LLM, prompts: PromptSet, wish: SpeculationWish, options: EngineOptions) -> None:

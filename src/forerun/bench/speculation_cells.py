@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from forerun.bench.pairs import Ratio, geometric_mean
 from forerun.config import SpeculationConfig
+from forerun.drafter_check import DrafterCheck
 from forerun.errors import UsageError
 from forerun.llm import EngineOptions
 from forerun.sequence import SamplingParams
@@ -137,10 +138,11 @@ class CellResult:
 
 @dataclass(frozen=True)
 class SpeculationResults:
-    """All cells, and why drafters were left out."""
+    """All cells, why drafters were left out, and whether those that run a model agree with this one."""
 
     cells: list[CellResult]
     skipped: dict[str, str]
+    checks: dict[str, tuple[DrafterCheck, ...]] = field(default_factory=dict)
 
     def failures(self, has_verdict: bool) -> list[CellResult]:
         """Cells that differ, or are slower where speed may be judged."""

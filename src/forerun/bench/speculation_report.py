@@ -47,6 +47,7 @@ def document(
         "passed": not failed,
         "summary": [_summary(results, wish, name) for name in wish.drafters if name not in results.skipped],
         "skipped": results.skipped,
+        "checks": {name: [asdict(one) for one in found] for name, found in results.checks.items()},
         "cells": [_cell(one, one in failed) for one in results.cells],
     }
 

@@ -184,6 +184,12 @@ def _conclusions(found: Mapping[str, Any]) -> list[str]:
     ]
     lines += [f"{name}: not measured, because {reason}" for name, reason in found["skipped"].items()]
     lines += [
+        f"{name}: {check['drafter']} hardly agrees with the model: {check['cause']}"
+        for name, checks in found["checks"].items()
+        for check in checks
+        if check["cause"] is not None
+    ]
+    lines += [
         f"NOT equal: {cell['drafter']}, {cell['category']}, batch {cell['batch']}, T {cell['temperature']:g}: "
         f"{cell['difference']}"
         for cell in found["cells"]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.render import TextWriter, failure, note, summary
+from forerun.cli.render import TextWriter, draft_summary, failure, note, summary
 from forerun.config import SpeculationConfig
 from forerun.errors import ForerunError, UsageError
 from forerun.generation import GenerationStats
@@ -146,6 +146,8 @@ class Repl:
         else:
             self._say(summary(self._stats))
             self._say(f"{self._stats.accepted} of {self._stats.drafted} draft tokens accepted")
+            if drafts := draft_summary(llm.engine.speculator.stats.by_drafter):
+                self._say(f"since the chat began or changed its drafter, {drafts}")
         self._say(f"the conversation has {self._conversation.num_prompt_tokens()} of {llm.max_model_len} tokens")
 
     def _save(self, name: str) -> None:
