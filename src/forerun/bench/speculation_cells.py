@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field, replace
 
+from forerun.bench.drafters import registered_drafters
 from forerun.bench.pairs import Ratio, geometric_mean
 from forerun.config import SpeculationConfig
 from forerun.drafter_check import DrafterCheck
 from forerun.errors import UsageError
 from forerun.llm import EngineOptions
 from forerun.sequence import SamplingParams
-from forerun.speculation.drafter import known_drafters, make_drafter
 from forerun.speculation.setup import drafter_names, make_drafters
 
 NEVER_SLOWER = 0.97
@@ -159,11 +159,4 @@ class SpeculationResults:
 
 def default_drafters() -> tuple[str, ...]:
     """Registered drafters that need no option, such as another model, and "auto"."""
-    names = []
-    for name in known_drafters():
-        try:
-            make_drafter(name, {})
-        except UsageError:
-            continue
-        names.append(name)
-    return (*names, *(["auto"] if "auto" not in names else []))
+    return (*registered_drafters(), "auto")

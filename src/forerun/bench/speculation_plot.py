@@ -43,8 +43,7 @@ def speedup_figure(found: Document) -> Any:
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7, frameon=False
     )
-    name = Path(found["model"]).name
-    figure.suptitle(f"{name}, {found['machine']['threads']} threads\n{found['numerics_id']}", fontsize=8)
+    figure.suptitle(f"{found['model']}, {found['machine']['threads']} threads\n{found['numerics_id']}", fontsize=8)
     return figure
 
 

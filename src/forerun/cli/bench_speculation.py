@@ -67,7 +67,7 @@ def speculation(
     with progress("Measuring", unit="runs") as report:
         results = bench_speculation(llm, prompts, wish, options, report)
     about = {
-        "model": model_name(model),
+        "model": _shown_name(model_name(model)),
         "numerics_id": llm.numerics_id,
         "machine": machine(model),
         "versions": versions(),
@@ -80,6 +80,11 @@ def speculation(
     else:
         _print(found)
     return 0 if found["passed"] else 1
+
+
+def _shown_name(model: str) -> str:
+    """A model as figures name it: of a path, the last part."""
+    return Path(model).name if Path(model).expanduser().exists() else model
 
 
 def _prompts(matrix: Matrix) -> Any:
