@@ -31,6 +31,7 @@ from forerun.speculation.budget import FixedBudget
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.verifier import make_verifier
 
 VOCAB = 32
 
@@ -129,7 +130,9 @@ class FakeBackend:
 # ---- drafters ----
 
 
-class _Stateless:
+class Stateless:
+    """A drafter that remembers nothing: `tree` says what it proposes."""
+
     name = "stateless"
     is_paid = False
 
@@ -149,7 +152,7 @@ class _Stateless:
         raise NotImplementedError
 
 
-class RandomDrafter(_Stateless):
+class RandomDrafter(Stateless):
     """Random trees; `garbage` adds ids outside the vocabulary and oversized trees."""
 
     name = "random"
@@ -173,7 +176,7 @@ class RandomDrafter(_Stateless):
             return None
 
 
-class OracleDrafter(_Stateless):
+class OracleDrafter(Stateless):
     """Knows the right continuation; `wrong_at` breaks every n-th token, `branch` hides it among wrong siblings."""
 
     name = "oracle"
@@ -195,7 +198,7 @@ class OracleDrafter(_Stateless):
         return tree.prune(ask.max_nodes)
 
 
-class ScriptedDrafter(_Stateless):
+class ScriptedDrafter(Stateless):
     """Proposes what a function says."""
 
     name = "scripted"
@@ -222,6 +225,7 @@ class Setup:
     max_model_len: int = 256
     max_chunk: int = 0
     vocab: int = VOCAB
+    verification: str = "coupled"
     backend: FakeBackend = field(default_factory=FakeBackend)
 
     @property
@@ -239,7 +243,8 @@ class Setup:
         speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
         self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
         speculator = Speculator(self.drafters, FixedBudget(speculation, self.max_model_len), self.vocab)
-        return Engine(self.backend, scheduler, speculator, self.vocab)
+        verifier = make_verifier(self.verification)
+        return Engine(self.backend, scheduler, speculator, self.vocab, verifier=verifier)
 
 
 def run(engine: Engine, requests: Seq[Request], max_steps: int = 5000) -> list[list[Sequence]]:

@@ -96,6 +96,7 @@ class Engine:
                 tokens=list(request.prompt),
                 num_prompt=len(request.prompt),
                 fork_of=sequences[0] if sequences else None,
+                is_lossy=self._verifier.is_lossy,
                 stop_matcher=request.make_stop_matcher() if request.make_stop_matcher else None,
                 token_mask=request.make_token_mask() if request.make_token_mask else None,
             )
@@ -241,6 +242,11 @@ class Engine:
             wrong = [token for token in ids if token >= self._vocab_size]
             if wrong:
                 raise RequestError(f"{name}: id {wrong[0]} is not in the vocabulary of {self._vocab_size}", param=name)
+        if params.seed is not None and params.temperature > 0 and not self._verifier.is_seeded:
+            name = self._verifier.name
+            raise RequestError(
+                f"{name} verification cannot repeat a seed: leave it out, or use coupled verification", param="seed"
+            )
         if params.stop and request.make_stop_matcher is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids", param="stop")
         self.scheduler.check_fits(len(request.prompt), params.max_tokens)

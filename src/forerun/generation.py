@@ -15,6 +15,7 @@ class GenerationStats:
     cached_prompt_tokens    prompt tokens whose KV came from the prefix cache
     time_to_first_token_s   from the request's arrival to its first token, waiting included
     time_per_token_s        between the first and the last token, per token after the first
+    lossy                   verification was allowed to change what the model says
     """
 
     num_prompt_tokens: int
@@ -30,6 +31,7 @@ class GenerationStats:
     time_to_first_token_s: float
     time_per_token_s: float
     total_s: float
+    lossy: bool = False
 
     @property
     def mean_accepted_len(self) -> float:
@@ -56,6 +58,7 @@ class GenerationStats:
             time_to_first_token_s=first - stats.arrived_s,
             time_per_token_s=(end - first) / max(1, sequence.num_output - 1),
             total_s=end - stats.arrived_s,
+            lossy=sequence.is_lossy,
         )
 
 
@@ -67,7 +70,7 @@ class Choice:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
-    seed: int  # repeats this generation when given as SamplingParams.seed
+    seed: int  # repeats this generation when given as SamplingParams.seed, under coupled verification
     stats: GenerationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
     logits_hashes: tuple[bytes, ...] = ()

@@ -239,6 +239,7 @@ class Sequence:
     num_computed: int = 0
     block_ids: MutableSequence[int] = field(default_factory=lambda: array("i"))  # a step copies it: an array is fast
     block_digests: list[bytes] = field(default_factory=list)  # prefix digests of its leading full blocks
+    is_lossy: bool = False  # its drafts are verified by a rule that changes what is said
     fork_of: "Sequence | None" = None  # choice 0 of the same request, whose prompt this one shares
     seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed
     finish: FinishReason | None = None

@@ -27,6 +27,7 @@ from forerun.speculation.host import DraftHost, OpenedModel
 from forerun.speculation.setup import load_drafters, plan_stacks
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import MAX_NODES, DraftTree
+from forerun.speculation.verifier import make_verifier
 from tests.fakes import (
     VOCAB,
     FakeBackend,
@@ -230,7 +231,7 @@ def requests_of(cell: Cell) -> list[Request]:
     return [request_of(cell.option, cell.method, f"r{i}", prompt, i // 2) for i, prompt in enumerate(prompts)]
 
 
-def engine_of(cell: Cell, folder: Path) -> Engine:
+def engine_of(cell: Cell, folder: Path, verification: str = "coupled") -> Engine:
     backend = FakeBackend(logits_of(cell))
     backend.allocate_kv(LAYOUT)
     scheduler = Scheduler(
@@ -239,7 +240,8 @@ def engine_of(cell: Cell, folder: Path) -> Engine:
         StepTime(),
     )
     budget = FixedBudget(SpeculationConfig(max_depth=cell.depth, max_draft_rows=15 * cell.batch), MAX_MODEL_LEN)
-    return Engine(backend, scheduler, Speculator(drafters_of(cell, backend, folder), budget, VOCAB), VOCAB)
+    speculator = Speculator(drafters_of(cell, backend, folder), budget, VOCAB)
+    return Engine(backend, scheduler, speculator, VOCAB, verifier=make_verifier(verification))
 
 
 def mismatches(cell: Cell, folder: Path) -> list[str]:

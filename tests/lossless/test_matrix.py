@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -11,7 +11,7 @@ from forerun.scheduler import build, finish
 from forerun.sequence import FinishReason
 from forerun.speculation.drafter import Ask, known_drafters
 from forerun.speculation.tree import MAX_NODES, DraftTree
-from tests.fakes import VOCAB, FiniteStateMask, OracleDrafter, ScriptedDrafter
+from tests.fakes import VOCAB, FiniteStateMask, OracleDrafter, ScriptedDrafter, run
 from tests.lossless import matrix
 from tests.lossless.matrix import (
     BATCHES,
@@ -143,6 +143,38 @@ def test_fuzzed_drafters_change_nothing(seed, monkeypatch, tmp_path, caplog):
     assert stats.drafter_errors > 0
     assert stats.drafter_errors + stats.dropped_nodes > 5
     assert engine.stats.failed_steps == 0
+
+
+# ---- the other rules ----
+
+
+@pytest.mark.parametrize("verification", ["rejection", "block"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_greedy_answers_are_the_same_under_every_rule(option, shape, verification, tmp_path):
+    cell = Cell("oracle-errors", shape, option, "greedy", 8, 3)
+    engine = engine_of(cell, tmp_path, verification)
+    assert differences(cell, engine) == []
+    assert engine.speculator.stats.accepted > 0
+
+
+@pytest.mark.parametrize("verification", ["rejection", "block"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_grammar_holds_under_every_rule(shape, verification, tmp_path):
+    cell = Cell("oracle", shape, "mask-penalties", "seeded", 8, 8)
+    engine = engine_of(cell, tmp_path, verification)
+    params = [replace(one.params, seed=None) for one in matrix.requests_of(cell)]
+    requests = [replace(one, params=new) for one, new in zip(matrix.requests_of(cell), params, strict=True)]
+    said = [1, 2, 3, 4, 6, 9] * 4
+    engine.speculator.drafters = (OracleDrafter(lambda sequence: said, branch=shape == "tree"),)
+    sequences = [choices[0] for choices in run(engine, requests)]
+    assert {one.finish for one in sequences} <= {FinishReason.STOP, FinishReason.LENGTH}, [s.error for s in sequences]
+    for one in sequences:
+        mask = FiniteStateMask()
+        for token in one.output[:-1]:
+            mask.advance(token)  # raises for one that is not allowed
+        assert mask.allows(one.output[-1])
+    assert engine.speculator.stats.accepted > 0
 
 
 # ---- damage to grammars ----

@@ -1,13 +1,4 @@
-"""The whole engine with speculation on draws from the model's distribution: a G-test of pairs of tokens, and controls.
-
-Model: three tokens; at even positions from one row, at odd positions from a row that the token before chooses. So a
-request of 2k tokens is k independent pairs with a known joint distribution of 9 cells.
-
-Power: 36 000 pairs at a false-alarm rate of 1e-3 find a total variation of 0.02 with probability above .99;
-`test_the_stated_power` measures that. Seeds are fixed, so a pass or a failure repeats.
-"""
-
-from functools import lru_cache
+"""The whole engine with coupled verification draws from the model's distribution: a G-test of pairs, and controls."""
 
 import numpy as np
 import pytest
@@ -15,35 +6,21 @@ import pytest
 from forerun.sampling import noise, walk
 from forerun.speculation import verify
 from forerun.speculation.tree import DraftTree
-from tests.fakes import FakeBackend, RandomDrafter, ScriptedDrafter, Setup, request, run
-
-V = 3
-PAIRS_PER_REQUEST = 150
-REQUESTS = 240
-NUM_PAIRS = PAIRS_PER_REQUEST * REQUESTS
-CONTROL_REQUESTS = 40  # the controls are coarse
-PROMPT = (1, 2)
-CRITICAL = 26.12  # chi-squared, 8 degrees of freedom, 1e-3
-
-EVEN = np.log(np.array([0.5, 0.3, 0.2])).astype(np.float32)
-ODD = np.log(np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.15, 0.25, 0.6]])).astype(np.float32)
-JOINT = (np.exp(EVEN.astype(float))[:, None] * np.exp(ODD.astype(float))).ravel()
-JOINT /= JOINT.sum()
-
-
-class PairModel(FakeBackend):
-    """Logits from the row's own token and position; the KV store is tested elsewhere and costs time."""
-
-    def forward(self, batch):
-        rows = [ODD[batch.tokens[r]] if batch.positions[r] % 2 == 0 else EVEN for r in batch.output_rows]
-        return type("Result", (), {"rows": rows})()
-
-
-@lru_cache(maxsize=1000)
-def gumbel_table(key):
-    """All noise of one sequence at once: the same numbers, a hundred times faster."""
-    positions = np.arange(2 * PAIRS_PER_REQUEST + 20)[:, None]
-    return noise.gumbel(key, positions, np.broadcast_to(np.arange(V), (len(positions), V)))
+from tests.fakes import RandomDrafter, ScriptedDrafter
+from tests.properties.pair_model import (
+    CONTROL_REQUESTS,
+    CRITICAL,
+    EVEN,
+    JOINT,
+    NUM_PAIRS,
+    ODD,
+    REQUESTS,
+    PairModel,
+    V,
+    g_statistic,
+    gumbel_table,
+    pair_counts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,37 +32,6 @@ def test_the_table_holds_the_real_noise():
     table = gumbel_table((5, 6))
     for position in (0, 1, 17, 299):
         assert (table[position] == noise.gumbel((5, 6), position, np.arange(V))).all()
-
-
-def g_statistic(counts, probs=JOINT):
-    expected = probs * counts.sum()
-    seen = counts > 0
-    return 2 * float((counts[seen] * np.log(counts[seen] / expected[seen])).sum())
-
-
-def pair_counts(drafter, num_requests, **options):
-    """Counts [9] of the pairs that the engine draws."""
-    setup = Setup(
-        drafter=drafter,
-        max_depth=4,
-        num_blocks=400,
-        max_rows=256,
-        max_outputs=256,
-        max_num_seqs=16,
-        max_model_len=2 * PAIRS_PER_REQUEST + 10,
-        prefix_caching=False,
-        backend=PairModel(),
-        vocab=V,
-    )
-    engine = setup.engine()
-    engine.check = lambda: None  # tested elsewhere
-    options = {"temperature": 1.0, "ignore_eos": True, "logits_hash": False, **options}
-    requests = [request(PROMPT, max_tokens=2 * PAIRS_PER_REQUEST, seed=seed, **options) for seed in range(num_requests)]
-    outputs = np.array([choices[0].output for choices in run(engine, requests, max_steps=10**6)])
-    pairs = outputs.reshape(-1, 2)
-    if drafter is not None:
-        assert engine.speculator.stats.accepted > len(pairs) / 4, "too little was accepted to test anything"
-    return np.bincount(pairs[:, 0] * V + pairs[:, 1], minlength=V * V)
 
 
 def favourites(ask):

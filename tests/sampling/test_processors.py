@@ -155,3 +155,17 @@ def test_nothing_left_is_not_finite(make_request, temperature):
 
 def test_a_tiny_temperature_leaves_the_largest(make_request):
     assert survivors(make_request, [1, 3, 3, 2], temperature=1e-320) == [1, 2]
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0], ids=["flat", "peaked"])
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"top_k": 700}, {"top_k": 5, "top_p": 0.5}], ids=str)
+def test_large_vocabularies_keep_what_a_full_sort_keeps(make_request, spread, options):
+    """With ties: the quick selection must not depend on how a partial sort leaves them."""
+    row = np.round(np.random.default_rng(1).standard_normal(4000) * spread, 2).astype(np.float32)
+    request = make_request(temperature=1.0, **options)
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))[: options.get("top_k", len(row))]
+    z = row.astype(float)
+    weights = np.exp(z[order] - z.max())
+    enough = np.cumsum(weights) >= options.get("top_p", 1.0) * weights.sum() * (1 - 1e-12)
+    expected = order[: int(enough.argmax()) + 1] if "top_p" in options else order
+    assert process(row, request, 5, History(request)).ids.tolist() == sorted(expected)

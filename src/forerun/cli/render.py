@@ -66,7 +66,7 @@ def summary(stats: GenerationStats) -> str:
     return (
         f"{stats.num_tokens} tokens{speed}, accepted length {stats.mean_accepted_len:.2f}, "
         f"first token after {stats.time_to_first_token_s * 1000:.0f} ms "
-        f"(prompt {stats.num_prompt_tokens} tokens{cached})"
+        f"(prompt {stats.num_prompt_tokens} tokens{cached})" + (", LOSSY verification" if stats.lossy else "")
     )
 
 

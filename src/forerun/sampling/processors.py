@@ -128,26 +128,33 @@ def processed_probs(
 
 _Kept = npt.NDArray[np.intp] | None
 _Filter = Callable[[Float64, Float64, DrawRequest], _Kept]
+_MOST_PREFIXES = 512  # longer than most texts need for any usual top_p
 
 
-def _by_weight(z: Float64) -> npt.NDArray[np.intp]:
-    return np.argsort(-z, kind="stable")  # stable: equal values stay in id order
+def _heaviest(z: Float64, count: int) -> npt.NDArray[np.intp]:
+    """Indices of the `count` largest and of all that equal the last of them: z descending, id ascending."""
+    least = np.partition(z, len(z) - count)[len(z) - count] if count < len(z) else -np.inf
+    kept = np.flatnonzero(z >= least)
+    return kept[np.argsort(-z[kept], kind="stable")]  # stable: equal values stay in id order
 
 
 def _top_k(z: Float64, log_weights: Float64, request: DrawRequest) -> _Kept:
     if not 0 < request.top_k < len(z):
         return None
-    return _by_weight(z)[: request.top_k]
+    return _heaviest(z, request.top_k)[: request.top_k]
 
 
 def _top_p(z: Float64, log_weights: Float64, request: DrawRequest) -> _Kept:
     if request.top_p >= 1.0:
         return None
-    order = _by_weight(z)
     weights = np.exp(log_weights)
-    reached = np.cumsum(weights[order]) >= request.top_p * weights.sum()
-    length = int(reached.argmax()) + 1 if reached.any() else len(order)
-    return order[:length]
+    wanted = request.top_p * weights.sum()
+    for count in (_MOST_PREFIXES, len(z)):  # sorting everything is slow, and hardly ever needed
+        order = _heaviest(z, count)
+        reached = np.cumsum(weights[order]) >= wanted
+        if reached.any():
+            return order[: int(reached.argmax()) + 1]
+    return order
 
 
 def _min_p(z: Float64, log_weights: Float64, request: DrawRequest) -> _Kept:

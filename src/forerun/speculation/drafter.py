@@ -4,8 +4,9 @@ A drafter catches up: before it proposes it reads the tokens of `ask.sequence` t
 covers prompt, accepted tokens, pauses and preemption; a rejected draft needs no call at all.
 
 Nothing a drafter does can change what is said, only how fast, so the speculator checks its trees and drops bad nodes.
-Under verification by rejection one thing is asked of it: nodes that it drew at random come with the distribution they
-were drawn from (DraftTree.draft_probs), and whether it proposes a node never depends on what was drawn there.
+Verification by rejection asks for honesty: nodes that were drawn at random come with the distribution they were drawn
+from (DraftTree.draft_probs), whether a node is proposed never depends on what was drawn there, and they are drawn with
+noise that no earlier draft has used, such as the domain DRAFTS of sampling/noise with the step's own position.
 """
 
 from collections.abc import Callable, Mapping

@@ -17,6 +17,7 @@ from forerun.errors import RequestError
 from forerun.sequence import Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Drafter, Seen
+from forerun.speculation.rule import has_sound_probs
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     bonus: int = 0
-    dropped_nodes: int = 0  # out-of-range ids and what hung below them
+    dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
     drafter_errors: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
 
@@ -192,7 +193,11 @@ class Speculator:
             stats.seconds += time.perf_counter() - start
 
     def _sound(self, tree: DraftTree) -> DraftTree:
-        """The tree without ids that the target does not know, nor anything below them."""
+        """The tree without ids that the target does not know, nor anything below them; none of a tree whose nodes
+        cannot have been drawn as it says."""
+        if not has_sound_probs(tree, self._vocab_size):
+            self.stats.dropped_nodes += tree.num_nodes
+            return DraftTree.root_only(tree.tokens[0])
         bad = {row for row in range(1, len(tree)) if not 0 <= tree.tokens[row] < self._vocab_size}
         if not bad:
             return tree

@@ -142,6 +142,17 @@ class DraftTree:
         """Row of the child of `row` that holds `token`, or None."""
         return self._child_map.get((row, token))
 
+    @cached_property
+    def _children(self) -> tuple[tuple[int, ...], ...]:
+        children: list[list[int]] = [[] for _ in self.tokens]
+        for row in range(1, len(self.tokens)):
+            children[self.parents[row]].append(row)
+        return tuple(map(tuple, children))
+
+    def children(self, row: int) -> tuple[int, ...]:
+        """Rows of the children of `row`, ascending."""
+        return self._children[row]
+
     def path(self, row: int) -> tuple[int, ...]:
         """Rows from the root's child down to `row`; empty for the root."""
         rows = []
