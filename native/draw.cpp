@@ -49,11 +49,11 @@ class Pieces {
 };
 
 // Numbers of a request in `whole` and `real`: see sampling/flatten.py, which writes them and `items`.
-constexpr size_t kWholeColumns = 11, kRealColumns = 6;
+constexpr size_t kWholeColumns = 12, kRealColumns = 6;
 constexpr int32_t kNotDrawn = -1;
 
-DrawRequest read_request(const int64_t* whole, const double* real, Pieces<int32_t>& items,
-                         Pieces<double>& bias_values) {
+DrawRequest read_request(const int64_t* whole, const double* real, Pieces<int32_t>& items, Pieces<double>& bias_values,
+                         Pieces<uint32_t>& masks) {
     DrawRequest request{};
     request.first_output = whole[0];
     request.position = whole[1];
@@ -76,6 +76,7 @@ DrawRequest read_request(const int64_t* whole, const double* real, Pieces<int32_
     for (size_t i = 0; i < ids.size(); ++i)
         request.history.push_back({ids[i], counts[i]});
     request.banned = items.take(whole[10]);
+    request.masks = masks.take(whole[7] * whole[11]);
     return request;
 }
 
@@ -86,7 +87,7 @@ void walk(const Logits& logits, DrawRequest& request, Drawer& drawer, int32_t* i
         const float* row = logits.data() + static_cast<int64_t>(output) * logits.stride(0);
         int32_t* row_ids = ids + output * width;
         double* row_logprobs = logprobs + output * width;
-        const int32_t token = row_ids[0] = drawer.draw(row, request, position);
+        const int32_t token = row_ids[0] = drawer.draw(row, request, node, position);
         if (token == kNotFinite) return;
         if (request.num_top >= 0)
             row_logprobs[0] = drawer.logprob(row, token, request.num_top, row_ids + 1, row_logprobs + 1);
@@ -113,7 +114,8 @@ class Drawers {
 
     void draw(Logits logits, Array<const int64_t, nb::ndim<1>> whole, Array<const double, nb::ndim<1>> real,
               Array<const int32_t, nb::ndim<1>> items, Array<const double, nb::ndim<1>> bias_values,
-              Array<int32_t, nb::ndim<2>> ids, Array<double, nb::ndim<2>> logprobs) {
+              Array<const uint32_t, nb::ndim<1>> masks, Array<int32_t, nb::ndim<2>> ids,
+              Array<double, nb::ndim<2>> logprobs) {
         const size_t width = ids.shape(1);
         require(logits.shape(1) == static_cast<size_t>(vocabulary_) && logits.stride(1) == 1,
                 "a row of logits must be contiguous and as long as the vocabulary");
@@ -124,10 +126,11 @@ class Drawers {
                 "the outputs must have one row for every row of logits");
         Pieces<int32_t> item_pieces({items.data(), items.size()});
         Pieces<double> bias_pieces({bias_values.data(), bias_values.size()});
+        Pieces<uint32_t> mask_pieces({masks.data(), masks.size()});
         std::vector<DrawRequest> requests;
         for (size_t i = 0; i < num_requests; ++i) {
             requests.push_back(read_request(whole.data() + i * kWholeColumns, real.data() + i * kRealColumns,
-                                            item_pieces, bias_pieces));
+                                            item_pieces, bias_pieces, mask_pieces));
             const DrawRequest& request = requests.back();
             require(request.first_output >= 0 && !request.tree_tokens.empty() &&
                         static_cast<size_t>(request.first_output) + request.tree_tokens.size() <= logits.shape(0),
@@ -158,8 +161,8 @@ void bind_draw(nb::module_& m) {
         .def(nb::init<const std::string&, forerun::ThreadPool&, int>(), "table"_a, "pool"_a, "vocabulary"_a,
              nb::keep_alive<1, 3>())
         .def_prop_ro("bytes", &Drawers::bytes)
-        .def("draw", &Drawers::draw, "logits"_a, "whole"_a, "real"_a, "items"_a, "bias_values"_a, "ids"_a.noconvert(),
-             "logprobs"_a.noconvert(), nb::call_guard<nb::gil_scoped_release>(),
+        .def("draw", &Drawers::draw, "logits"_a, "whole"_a, "real"_a, "items"_a, "bias_values"_a, "masks"_a,
+             "ids"_a.noconvert(), "logprobs"_a.noconvert(), nb::call_guard<nb::gil_scoped_release>(),
              "Walk every request's draft tree over logits [O, V]; writes ids and logprobs [O, 1 + N]: the drawn token, "
              "then the N most likely. See forerun.sampling.flatten.");
 }

@@ -34,6 +34,11 @@ void DrawRequest::remember(int32_t token) {
     history.push_back({token, 1});
 }
 
+std::span<const uint32_t> DrawRequest::mask(int node) const {
+    const size_t words = masks.size() / tree_tokens.size();
+    return masks.subspan(static_cast<size_t>(node) * words, words);
+}
+
 int DrawRequest::child(int node, int32_t token) const {
     for (size_t row = static_cast<size_t>(node) + 1; row < tree_tokens.size(); ++row)
         if (tree_parents[row] == node && tree_tokens[row] == token) return static_cast<int>(row);
@@ -244,17 +249,18 @@ Drawer::Drawer(const SamplingKernels& kernels, int vocabulary)
     list_.reserve(static_cast<size_t>(vocabulary));
 }
 
-int32_t Drawer::draw(const float* row, const DrawRequest& request, int64_t position) {
+int32_t Drawer::draw(const float* row, const DrawRequest& request, int node, int64_t position) {
     const float largest = kernels_.plain.max(row, n_);
     if (std::isnan(largest)) return kNotFinite;
     const Winner nobody{request.key, static_cast<uint32_t>(position)};
     const bool is_banning = position < request.banned_until && !request.banned.empty();
-    if (!request.has_penalties() && request.bias_ids.empty() && !is_banning) {
+    const auto mask = request.mask(node);
+    if (!request.has_penalties() && request.bias_ids.empty() && !is_banning && mask.empty()) {
         if (request.temperature == 0.0) return kernels_.plain.find(row, 0, n_, largest);
         return Row<float>(*this, kernels_.plain, row, largest).sample(request, nobody);
     }
     kernels_.widen(row, n_, z_.get());
-    adjust(request, is_banning);
+    adjust(request, is_banning, mask);
     const double adjusted = kernels_.adjusted.max(z_.get(), n_);
     if (std::isnan(adjusted)) return kNotFinite;
     if (request.temperature == 0.0) return kernels_.adjusted.find(z_.get(), 0, n_, adjusted);
@@ -274,8 +280,8 @@ double Drawer::logprob(const float* row, int32_t token, int64_t num_top, int32_t
     return row[token] - log_total;
 }
 
-// Penalties, bias and bans, in the order of processors.py.
-void Drawer::adjust(const DrawRequest& request, bool is_banning) {
+// Penalties, bias, bans and mask, in the order of processors.py.
+void Drawer::adjust(const DrawRequest& request, bool is_banning, std::span<const uint32_t> mask) {
     const auto is_known = [this](int32_t id) { return 0 <= id && id < n_; };
     if (request.has_penalties()) {
         for (const auto& [id, count] : request.history) {
@@ -287,9 +293,14 @@ void Drawer::adjust(const DrawRequest& request, bool is_banning) {
     }
     for (size_t i = 0; i < request.bias_ids.size(); ++i)
         if (is_known(request.bias_ids[i])) z_[static_cast<size_t>(request.bias_ids[i])] += request.bias_values[i];
-    if (!is_banning) return;
-    for (const int32_t id : request.banned)
-        if (is_known(id)) z_[static_cast<size_t>(id)] = -kInfinity;
+    if (is_banning)
+        for (const int32_t id : request.banned)
+            if (is_known(id)) z_[static_cast<size_t>(id)] = -kInfinity;
+    if (mask.empty()) return;
+    const size_t n = static_cast<size_t>(n_), covered = std::min(n, 32 * mask.size());
+    for (size_t id = 0; id < covered; ++id)
+        if (!(mask[id / 32] >> (id % 32) & 1)) z_[id] = -kInfinity;
+    std::fill(z_.get() + covered, z_.get() + n, -kInfinity);
 }
 
 }  // namespace forerun

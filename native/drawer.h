@@ -31,10 +31,13 @@ struct DrawRequest {
     double temperature, top_p, min_p, repetition, frequency, presence;
     std::span<const int32_t> tree_tokens, tree_parents, bias_ids, banned;
     std::span<const double> bias_values;
+    std::span<const uint32_t> masks;                   // a mask for each row of the tree, one behind the other; or none
     std::vector<std::pair<int32_t, int32_t>> history;  // (token, count in the output), grows along the walk
 
     bool has_penalties() const { return repetition != 1.0 || frequency != 0.0 || presence != 0.0; }
     void remember(int32_t token);
+    // Bits of the tokens that may be drawn on a row of the tree; empty where all may.
+    std::span<const uint32_t> mask(int node) const;
     // Row of the child of `node` that holds `token`, -1 when there is none.
     int child(int node, int32_t token) const;
 };
@@ -43,8 +46,8 @@ class Drawer {
   public:
     Drawer(const SamplingKernels& kernels, int vocabulary);
 
-    // The token, or kNotFinite.
-    int32_t draw(const float* row, const DrawRequest& request, int64_t position);
+    // The token, or kNotFinite. node  of the request's tree, to which `row` belongs
+    int32_t draw(const float* row, const DrawRequest& request, int node, int64_t position);
     // Log-softmax of the unprocessed row at `token`, and the num_top most likely tokens; unused places stay as they
     // are.
     double logprob(const float* row, int32_t token, int64_t num_top, int32_t* top_ids, double* top_logprobs);
@@ -68,7 +71,7 @@ class Drawer {
     static bool comes_before(const Candidate& a, const Candidate& b) {
         return a.z > b.z || (a.z == b.z && a.id < b.id);
     }
-    void adjust(const DrawRequest& request, bool is_banning);
+    void adjust(const DrawRequest& request, bool is_banning, std::span<const uint32_t> mask);
 
     const SamplingKernels& kernels_;
     int n_;

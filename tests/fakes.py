@@ -294,6 +294,30 @@ class PairStop:
         return found and may_stop
 
 
+class FiniteStateMask:
+    """A grammar of five states: some two fifths of the tokens may follow in each, the end (id 0) in one of them.
+
+    A token that is not allowed ends the sequence with an error, so that none can pass unseen.
+    """
+
+    def __init__(self, state: int = 0) -> None:
+        self._state = state
+
+    def allows(self, token: int) -> bool:
+        return (token * 7 + self._state * 3) % 5 < 2 if token else self._state == 3
+
+    def allowed(self) -> np.ndarray:
+        return np.array([sum(self.allows(token) << token for token in range(VOCAB))], np.uint32)
+
+    def advance(self, token: int) -> None:
+        if not self.allows(token):
+            raise ValueError(f"token {token} is not allowed in state {self._state}")
+        self._state = (2 * self._state + token) % 5
+
+    def fork(self) -> "FiniteStateMask":
+        return FiniteStateMask(self._state)
+
+
 def plain_decode(
     request: Request,
     choice: int = 0,
@@ -310,6 +334,7 @@ def plain_decode(
     stops = {*request.eos_ids, *params.stop_token_ids}
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_ids)}
     matcher = request.make_stop_matcher() if request.make_stop_matcher else None
+    mask = request.make_token_mask() if request.make_token_mask else None
     output: list[int] = []
     hashes: list[bytes] = []
     logprobs: list[TokenLogprob] = []
@@ -334,6 +359,7 @@ def plain_decode(
             history_counts=np.array(list(counts.values()) if params.has_penalties else [], np.int32),
             banned=np.array(sorted(stops), np.int32),
             banned_until=len(prompt) + params.min_tokens,
+            masks=None if mask is None else mask.allowed()[None],
         )
         row = logits(tuple(tokens), vocab)
         token = draw_row(row, draw, len(tokens), History(draw))
@@ -348,6 +374,8 @@ def plain_decode(
             return output, FinishReason.STOP, hashes, logprobs
         if len(output) == params.max_tokens or len(tokens) + 1 == max_model_len:
             return output, FinishReason.LENGTH, hashes, logprobs
+        if mask is not None:
+            mask.advance(token)
 
 
 @lru_cache(maxsize=100_000)

@@ -32,6 +32,7 @@ class Drawers:
         real: Flat,
         items: Flat,
         bias_values: Flat,
+        masks: Flat,
         ids: Int32,
         logprobs: npt.NDArray[np.float64],
     ) -> None: ...

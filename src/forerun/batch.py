@@ -35,6 +35,8 @@ class DrawRequest:
     key           noise key, two 32-bit words
     history_*     distinct tokens so far with their counts in the output (0: prompt only); empty without penalties
     banned        ids forbidden while position < banned_until (min_tokens)
+    masks         None, or [rows of the tree, ceil(V / 32)] uint32: bit t % 32 of word t // 32 of a row is set when
+                  token t may be drawn on it (a grammar)
     logprobs      None, or how many alternatives to report beside the drawn token
     """
 
@@ -55,6 +57,7 @@ class DrawRequest:
     history_counts: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     banned: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
     banned_until: int = 0
+    masks: npt.NDArray[np.uint32] | None = None
     logprobs: int | None = None
     logits_hash: bool = False
 

@@ -98,6 +98,7 @@ class Engine:
                 fork_of=sequences[0] if sequences else None,
                 is_lossy=self._verifier.is_lossy,
                 stop_matcher=request.make_stop_matcher() if request.make_stop_matcher else None,
+                token_mask=request.make_token_mask() if request.make_token_mask else None,
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)

@@ -10,7 +10,8 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
@@ -63,6 +64,7 @@ class EngineOptions:
     max_outputs     rows of one step whose logits are computed: drawing sequences and their draft nodes
     max_chunk       longest prefill chunk of one sequence, 0 for no limit of its own
     fault           deliberate damage, for `forerun verify --self-test` only
+    drafter_files   folder of what drafters keep between runs; None: the user's cache
     profile         records the time of phases and operations; None: that of the process, if FORERUN_PROFILE is 1
     """
 
@@ -77,6 +79,7 @@ class EngineOptions:
     max_outputs: int = 96
     max_chunk: int = 0
     fault: str | None = None
+    drafter_files: Path | None = None
     profile: Profile | None = None
 
 
@@ -243,7 +246,7 @@ class LLM:
             max_num_seqs=options.max_num_seqs,
             max_rows=config.max_draft_rows,
             verification=config.verification,
-            cache_folder=cache_folder() / "drafters",
+            cache_folder=options.drafter_files or cache_folder() / "drafters",
         )
 
     def _configure(

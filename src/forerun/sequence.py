@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from forerun.errors import RequestError
 
@@ -159,6 +159,23 @@ class StopMatcher(Protocol):
         ...
 
 
+class TokenMask(Protocol):
+    """Says which tokens may come next: a grammar's matcher. Fed one token at a time by commit."""
+
+    def allowed(self) -> Any:  # this module is imported by `forerun --help`, which does not wait for numpy
+        """[ceil(V / 32)] uint32 array: bit t % 32 of word t // 32 is set when token t may come next. Read at once, so
+        the array may be used again."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Take one more output token, an allowed one. The token that ends the sequence is not passed."""
+        ...
+
+    def fork(self) -> "TokenMask":
+        """An independent copy, to look ahead along a draft."""
+        ...
+
+
 @dataclass(frozen=True)
 class TokenLogprob:
     """Log-probability of one emitted token under the unprocessed distribution, and the most likely alternatives."""
@@ -181,6 +198,7 @@ class Request:
     eos_ids: tuple[int, ...] = ()
     salt: str = ""  # separates tenants in the prefix index
     make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
+    make_token_mask: Callable[[], TokenMask] | None = None  # one for each choice, standing behind the prompt
 
     def __post_init__(self) -> None:
         try:
@@ -227,6 +245,7 @@ class Sequence:
     finish: FinishReason | None = None
     error: str = ""  # one line, set with FinishReason.ERROR
     stop_matcher: StopMatcher | None = None
+    token_mask: TokenMask | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     logits_hashes: list[bytes] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)  # per output token: was it a draft token?

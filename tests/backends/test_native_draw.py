@@ -102,7 +102,14 @@ def random_request(rng, vocabulary, first_output, tree):
         banned_until=position + int(rng.integers(0, 4)),
         logprobs=[None, None, 0, 1, 5, 20, 1000][rng.integers(0, 7)],
         logits_hash=bool(is_on()),
+        masks=random_masks(rng, vocabulary, len(tree)) if rng.random() < 0.3 else None,
     )
+
+
+def random_masks(rng, vocabulary, rows):
+    density = rng.choice([0.0, 0.02, 0.5, 1.0], size=(rows, 1))
+    bits = rng.random((rows, -(-vocabulary // 32) * 32)) < density  # bits behind the vocabulary are set too
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1100, 5003])
@@ -171,6 +178,25 @@ def test_a_bad_value_is_found_wherever_it_is(bad, temperature):
         np.fill_diagonal(logits, bad)
         draws = [DrawRequest(o, root, 5, (1, 2), temperature) for o in range(vocabulary)]
         assert (native_draw(logits, draws).tokens == NOT_FINITE).all()
+
+
+def test_each_row_of_a_tree_has_its_own_mask():
+    logits = np.zeros((4, 70), np.float32)
+    masks = np.zeros((4, 3), np.uint32)
+    for row, token in enumerate((33, 69, 5, 2)):
+        masks[row, token // 32] = 1 << token % 32
+    tree = DraftTree((0, 33, 69, 69), (-1, 0, 1, 0), (1.0,) * 4)
+    drawn = assert_equal(logits, [DrawRequest(0, tree, 50, (1, 2), 0.8, masks=masks)])
+    assert drawn.tokens.tolist() == [33, 69, 5, -1]
+
+
+def test_a_mask_without_a_token_is_not_finite_and_a_short_one_forbids_the_rest():
+    logits = np.arange(70, dtype=np.float32)[None]
+    root = DraftTree.root_only(0)
+    none, short = np.zeros((1, 3), np.uint32), np.full((1, 1), 0xFFFFFFFF, np.uint32)
+    for temperature in (0.0, 1.0):
+        assert assert_equal(logits, [DrawRequest(0, root, 5, (1, 2), temperature, masks=none)]).tokens == [NOT_FINITE]
+        assert assert_equal(logits, [DrawRequest(0, root, 5, (1, 2), temperature, masks=short)]).tokens < 32
 
 
 def test_rows_may_be_apart_in_memory():

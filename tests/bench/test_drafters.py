@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from forerun.bench.drafters import DRAFTERS, adversary
+from forerun.bench.drafters import ADVERSARIES, DRAFTERS, adversary, registered_drafters
 from forerun.sequence import Request, SamplingParams, Sequence
+from forerun.speculation import drafter as registry
 from forerun.speculation.drafter import Ask
+from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.tree import DraftTree
 
 VOCAB = 50
@@ -49,7 +51,20 @@ def fits(ask: Ask, tree: DraftTree) -> bool:
 def test_names() -> None:
     assert adversary("off", {}, VOCAB) is None
     assert adversary("ngram", {}, VOCAB) is None  # a registered drafter, no adversary
-    assert all(adversary(name, {}, VOCAB) is not None for name in DRAFTERS if name not in ("off", "ngram"))
+    assert all(adversary(name, {}, VOCAB) is not None for name in ADVERSARIES)
+    assert {"off", "ngram", *ADVERSARIES} <= set(DRAFTERS)
+
+
+def test_registered_drafters_are_checked_when_they_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Paid(NgramDrafter):
+        is_paid = True
+
+    def needs_a_model(model: str) -> NgramDrafter:
+        raise AssertionError
+
+    monkeypatch.setattr(registry, "_FACTORIES", {"free": NgramDrafter, "paid": Paid, "other": needs_a_model})
+    assert registered_drafters() == ("free", "paid")
+    assert registered_drafters(free=True) == ("free",)
 
 
 def test_the_oracle_is_right_as_deep_as_it_may() -> None:

@@ -42,7 +42,9 @@ def test_text_on_stdout_and_a_summary_on_stderr(cli: Cli, tiny_model: Path, docu
     assert ran.out.rstrip("\n") == document("--max-tokens", "20")["choices"][0]["text"].rstrip("\n")
     assert ran.out.endswith("\n")
     summary = r"20 tokens, [\d.]+ tokens/s, accepted length [\d.]+, first token after \d+ ms \(prompt \d+ tokens\)\n"
-    assert re.fullmatch(summary, ran.err)
+    assert re.fullmatch(summary, cli(*words, "--speculation", "off").err)
+    drafts = r"drafts: ngram \d+ of \d+ accepted in [\d.]+ ms\n"
+    assert re.fullmatch(summary + drafts, cli(*words, "--speculation", "ngram").err)
     assert cli(*words, "--quiet").err == ""
 
 
@@ -52,6 +54,9 @@ def test_json_has_all_of_the_contract(document: Any, tiny_model: Path) -> None:
     assert made["prompt_tokens"] > 4
     assert made["numerics_id"]
     assert made["versions"].keys() == {"forerun", "python"}
+    for stats in made["drafters"].values():
+        assert stats.keys() >= {"drafts", "drafted", "accepted", "drafted_at", "accepted_at", "seconds"}
+    assert "ngram" in document("--max-tokens", "6", "--speculation", "ngram")["drafters"]
     first, second = made["choices"]
     assert first["token_ids"] != second["token_ids"]
     for choice in (first, second):

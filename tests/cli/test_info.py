@@ -32,6 +32,7 @@ def test_json_is_one_document(cli: Cli, native: None, tmp_path: Path, monkeypatc
     assert document["cpu"]["table"] == "amx"
     assert document["cpu"]["numerics_id"] == "amx/k1"
     assert document["cpu"]["forced_isa"] == "portable"
+    assert document["drafter"]["ngram"].startswith("Draws drafts out of each sequence's own tokens")
     assert document["folders"]["cache"] == str(tmp_path / "cache")
     assert 0 < document["memory"]["available_bytes"] <= document["memory"]["total_bytes"]
 

@@ -21,6 +21,9 @@ def make_request() -> Callable[..., DrawRequest]:
         options.setdefault("tree", DraftTree.root_only(0))
         options.setdefault("position", 10)
         options.setdefault("key", (1, 2))
+        if "allowed" in options:
+            bits = sum(1 << token for token in options.pop("allowed"))
+            options["masks"] = np.array([[bits]], np.uint32)
         return DrawRequest(
             history_ids=np.array(list(history), np.int32),
             history_counts=np.array(list(history.values()), np.int32),

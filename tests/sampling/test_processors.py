@@ -29,6 +29,8 @@ def slow_process(row, options, position):
         for token in options.get("banned", []):
             if 0 <= token < len(z):
                 z[token] = -math.inf
+    if "allowed" in options:
+        z = [value if token in options["allowed"] else -math.inf for token, value in enumerate(z)]
     best = max(z)
     if best == -math.inf:
         return None
@@ -67,6 +69,7 @@ OPTIONS = st.fixed_dictionaries(
         "bias": st.dictionaries(token_map, st.floats(-50, 50)),
         "banned": st.lists(token_map, unique=True),
         "banned_until": st.integers(8, 12),
+        "allowed": st.lists(token_map, unique=True),
     },
 )
 

@@ -7,6 +7,7 @@ from forerun.scheduler.build import build_batch
 from forerun.scheduler.scheduler import Share
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.tree import DraftTree
+from tests.fakes import FiniteStateMask
 
 
 def sequence_of(num_tokens, num_computed, blocks, number=0):
@@ -74,3 +75,12 @@ def test_the_largest_tree_uses_the_top_bit():
     assert len(tree) == 64
     batch = build_batch([Share(sequence_of(1, 0, range(5)), 1, 63)], [tree], 16)
     assert int(batch.ancestors[-1]) == 1 << 63 | 1
+
+
+def test_a_grammar_masks_every_row_of_its_own_sequence():
+    masked, free = Share(sequence_of(3, 2, [4]), 1, 1), Share(sequence_of(3, 2, [5], 1), 1, 1)
+    masked.sequence.token_mask = FiniteStateMask(1)
+    batch = build_batch([masked, free], [DraftTree.chain(2, [6]), DraftTree.chain(102, [6])], 16)
+    first, second = batch.draws
+    assert first.masks.tolist() == [FiniteStateMask(1).allowed().tolist(), FiniteStateMask(3).allowed().tolist()]
+    assert second.masks is None

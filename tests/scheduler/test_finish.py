@@ -7,7 +7,7 @@ from forerun.batch import Drawn, Outcome
 from forerun.scheduler.finish import append_tokens
 from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
 from forerun.speculation.tree import DraftTree
-from tests.fakes import OracleDrafter, PairStop, Setup, facts, plain_decode, prompt_of, request, run
+from tests.fakes import FiniteStateMask, OracleDrafter, PairStop, Setup, facts, plain_decode, prompt_of, request, run
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 PROMPT = (5, 6, 7)
@@ -160,3 +160,39 @@ def test_the_engine_ends_where_plain_decoding_ends(options, wrong_at):
         sequence = run(engine, [wanted])[0][0]
         assert facts(sequence) == plain_decode(wanted)
         assert len(sequence.from_draft) == len(sequence.logits_hashes) == sequence.num_output
+
+
+class Recorder(FiniteStateMask):
+    """A grammar that allows everything and remembers what it took; fails on token 9."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def advance(self, token):
+        if token == 9:
+            raise ValueError("no rule for token 9")
+        self.taken.append(token)
+
+
+class TestGrammar:
+    def test_it_takes_every_token_but_the_one_that_ends(self):
+        sequence = sequence_of()
+        sequence.token_mask = mask = Recorder()
+        accept(sequence, [1, 2])
+        accept(sequence, [3, EOS, 4])
+        assert mask.taken == [1, 2, 3]
+
+    def test_one_that_fails_ends_its_sequence(self):
+        sequence = sequence_of()
+        sequence.token_mask = Recorder()
+        accept(sequence, [1, 9, 2])
+        assert (sequence.output, sequence.finish) == ([1, 9], FinishReason.ERROR)
+        assert sequence.error == "ValueError: no rule for token 9"
+
+    def test_one_that_allows_nothing_is_told(self):
+        sequence = sequence_of()
+        sequence.token_mask = Recorder()
+        tree = DraftTree.root_only(sequence.tokens[-1])
+        append_tokens(sequence, Outcome(tree, (), (), (), is_finite=False), drawn_of(1), 100, now=1.0)
+        assert sequence.finish is FinishReason.NUMERICAL_ERROR
+        assert "the grammar allows no token here" in sequence.error

@@ -7,11 +7,29 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from forerun.errors import UsageError
 from forerun.sequence import Sequence
-from forerun.speculation.drafter import Ask, Drafter, Seen
+from forerun.speculation import drafters  # noqa: F401  # registers the built-in ones
+from forerun.speculation.drafter import Ask, Drafter, Seen, known_drafters, make_drafter
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
-DRAFTERS = ("off", "ngram", "oracle", "branches", "random", "garbage")
+ADVERSARIES = ("oracle", "branches", "random", "garbage")
+
+
+def registered_drafters(*, free: bool = False) -> tuple[str, ...]:
+    """Registered drafters that need no option, such as another model; `free`: only those that run no model."""
+    names = []
+    for name in known_drafters():
+        try:
+            drafter = make_drafter(name, {})
+        except UsageError:
+            continue
+        if not (free and drafter.is_paid):
+            names.append(name)
+    return tuple(names)
+
+
+DRAFTERS = ("off", *registered_drafters(free=True), *ADVERSARIES)
 
 
 def adversary(name: str, answers: Mapping[str, Seq[int]], vocab_size: int, seed: int = 0) -> Drafter | None:

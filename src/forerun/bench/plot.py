@@ -18,8 +18,13 @@ GRID = {"color": "#dddddd", "linewidth": 0.8}
 
 def write_plots(document: Document, folder: Path) -> list[Path]:
     """Write kernels.png, kernels.svg, steps.png and steps.svg; returns their paths. Raises ImportError."""
+    return save({"kernels": kernel_figure(document), "steps": step_figure(document)}, folder)
+
+
+def save(figures: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write figures by name, each as .png and .svg; returns their paths."""
     paths = []
-    for name, figure in (("kernels", kernel_figure(document)), ("steps", step_figure(document))):
+    for name, figure in figures.items():
         for suffix in ("png", "svg"):
             paths.append(folder / f"{name}.{suffix}")
             # Without a date the same figures give the same file.
@@ -50,7 +55,7 @@ def kernel_figure(document: Document) -> Any:
         axes.set_xlim(0, max(1.1, *(kernel["fraction"] + 0.15 for kernel in group)))
         axes.set_title(f"{rows} row{'s' if rows > 1 else ''}", fontsize=9)
         axes.set_xlabel("fraction of the limit", fontsize=8)
-        _tidy(axes, "x")
+        tidy(axes, "x")
     handles = [Patch(color=colour, label=f"bound by {bound}") for bound, colour in BOUND_COLOURS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     figure.suptitle(_title(document), fontsize=9)
@@ -87,7 +92,7 @@ def step_figure(document: Document) -> Any:
     axes.set_ylabel("t(n rows) / t(1 row)", fontsize=8)
     axes.set_title(_title(document), fontsize=9)
     axes.legend(fontsize=7, frameon=False)
-    _tidy(axes, "both")
+    tidy(axes, "both")
     return figure
 
 
@@ -100,7 +105,8 @@ def _title(document: Document) -> str:
     return f"{document['model']['name']}, {document['numerics_id']}, {document['threads']} threads"
 
 
-def _tidy(axes: Any, direction: str) -> None:
+def tidy(axes: Any, direction: str) -> None:
+    """Small labels, a faint grid in a direction (x, y or both), no box."""
     axes.tick_params(labelsize=7)
     axes.grid(axis=direction, **GRID)
     axes.set_axisbelow(True)

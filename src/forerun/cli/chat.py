@@ -3,7 +3,8 @@
 import sys
 
 from forerun.cli.console import stdout
-from forerun.cli.options import Display, ModelOptions, Sampling, Speculation, SystemMessage, grouped
+from forerun.cli.drafting import Drafting
+from forerun.cli.options import Display, ModelOptions, Sampling, SystemMessage, grouped
 from forerun.cli.render import TextWriter
 from forerun.sequence import SamplingParams
 
@@ -12,19 +13,27 @@ from forerun.sequence import SamplingParams
 def chat(
     model: ModelOptions,
     sampling: Sampling,
+    drafting: Drafting,
     display: Display,
     system: SystemMessage = None,
-    speculation: Speculation = "auto",
 ) -> None:
     """Talk with a model: Ctrl-C stops an answer, /help lists commands. In a pipe each line is a message."""
     params = SamplingParams(**sampling.arguments())
+    chosen = drafting.chosen
 
     from forerun.cli.conversation import Conversation
     from forerun.cli.load import engine_options, load_llm, model_name
     from forerun.cli.repl import Repl
 
-    conversation = Conversation(load_llm(model, speculation), params, system)
+    conversation = Conversation(load_llm(model, chosen), params, system)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     writer = TextWriter(stdout(), display.show_drafts)
-    repl = Repl(conversation, writer, engine_options(model), interactive=interactive, quiet=display.quiet)
+    repl = Repl(
+        conversation,
+        writer,
+        engine_options(model),
+        interactive=interactive,
+        quiet=display.quiet,
+        speculation="auto" if chosen.drafter == "off" else chosen,
+    )
     repl.run(model_name(model))

@@ -11,8 +11,9 @@ import typer
 
 from forerun import __version__
 from forerun.cli.console import print_json, stdout
-from forerun.cli.options import Display, ModelOptions, Sampling, Speculation, SystemMessage, grouped
-from forerun.cli.render import Answer, TextWriter, failure, note, summary
+from forerun.cli.drafting import Drafting
+from forerun.cli.options import Display, ModelOptions, Sampling, SystemMessage, grouped
+from forerun.cli.render import Answer, TextWriter, draft_summary, failure, note, summary
 from forerun.errors import ForerunError, RequestError, UsageError
 from forerun.sequence import SamplingParams, TokenLogprob
 
@@ -40,9 +41,9 @@ def generate(
     model: ModelOptions,
     sampling: Sampling,
     form: Form,
+    drafting: Drafting,
     display: Display,
     system: SystemMessage = None,
-    speculation: Speculation = "auto",
 ) -> int:
     """Answer a prompt, or continue a text with --raw."""
     text = read_prompt(prompt)
@@ -55,23 +56,25 @@ def generate(
     from forerun.cli.answer import generate_answers, prompt_ids
     from forerun.cli.load import load_llm, model_name
 
-    llm = load_llm(model, speculation)
+    llm = load_llm(model, drafting.chosen)
     if not (form.raw or llm.has_chat_template or display.quiet):
         note("this model has no chat template, so the text is continued as it is")
     ids = prompt_ids(llm, text, system, form.raw)
     writer = None if form.json else TextWriter(stdout(), display.show_drafts)
     answers = generate_answers(llm, ids, params, writer)
+    drafters = llm.engine.speculator.stats.by_drafter
     if form.json:
         print_json(
             {
                 "model": model_name(model),
                 "prompt_tokens": len(ids),
                 "choices": [answer_document(answer, llm.tokenizer.token_bytes) for answer in answers],
+                "drafters": {name: asdict(stats) for name, stats in drafters.items()},
                 "numerics_id": llm.numerics_id,
                 "versions": versions(),
             }
         )
-    return conclude(answers, display.quiet)
+    return conclude(answers, display.quiet, draft_summary(drafters))
 
 
 def read_prompt(prompt: str) -> str:
@@ -86,12 +89,14 @@ def read_prompt(prompt: str) -> str:
     return prompt
 
 
-def conclude(answers: list[Answer], quiet: bool) -> int:
-    """Print a summary of each answer; returns the exit code. Raises ForerunError when one failed."""
+def conclude(answers: list[Answer], quiet: bool, drafts: str | None = None) -> int:
+    """Print a summary of each answer and of the drafts; returns the exit code. Raises ForerunError when one failed."""
     choices = [answer.choice for answer in answers if answer.choice is not None]
     if not quiet:
         for choice in choices:
             print(summary(choice.stats), file=sys.stderr)
+        if choices and drafts:
+            print(drafts, file=sys.stderr)
         if not choices:
             note("interrupted")
     problems = [problem for choice in choices if (problem := failure(choice)) is not None]

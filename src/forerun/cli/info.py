@@ -16,7 +16,7 @@ _LIBRARIES = ("numpy", "tokenizers", "gguf", "safetensors", "huggingface_hub", "
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False) -> None:
-    """Show the CPU, the kernels chosen for it, threads, memory, versions and folders."""
+    """Show the CPU, the kernels chosen for it, threads, memory, versions, folders and drafters."""
     facts = gather()
     if json:
         print_json(facts)
@@ -46,6 +46,10 @@ def gather() -> dict[str, dict[str, Any]]:
     from forerun.config import CacheConfig
     from forerun.machine import available_memory, total_memory
     from forerun.models.aliases import DEFAULT_MODEL, cache_folder, config_folder
+    from forerun.speculation.drafter import about_drafter, known_drafters
+    from forerun.speculation.setup import drafter_names
+
+    drafter_names("auto")  # importing it registers the built-in drafters
 
     try:
         from forerun.backends.cpu import CpuBackend, cpu_info
@@ -69,6 +73,7 @@ def gather() -> dict[str, dict[str, Any]]:
         },
         "folders": {"cache": str(cache_folder()), "config": str(config_folder()), "python": sys.executable},
         "models": {"default": DEFAULT_MODEL},
+        "drafter": {name: about_drafter(name) for name in known_drafters()},
     }
 
 

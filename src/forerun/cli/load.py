@@ -8,10 +8,11 @@ import contextlib
 from forerun.backends.base import Progress
 from forerun.cli.console import progress
 from forerun.cli.options import ModelOptions
+from forerun.config import SpeculationConfig
 from forerun.llm import DEFAULT_MODEL, LLM, EngineOptions
 
 
-def load_llm(chosen: ModelOptions, speculation: str, options: EngineOptions | None = None) -> LLM:
+def load_llm(chosen: ModelOptions, speculation: str | SpeculationConfig, options: EngineOptions | None = None) -> LLM:
     """Load the model that the options name; what LLM raises passes through.
 
     options  the engine's settings, where they are not those of `engine_options`

@@ -160,7 +160,10 @@ class Display:
 
 
 Speculation = Annotated[
-    str, typer.Option(metavar="off|ngram|auto", rich_help_panel=_SPEED, help="What drafts tokens ahead of the model.")
+    str,
+    typer.Option(
+        metavar="off|auto|NAME[+NAME...]", rich_help_panel="Speculation", help="What drafts tokens ahead of the model."
+    ),
 ]
 SystemMessage = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message.")]
 

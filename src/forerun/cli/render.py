@@ -1,7 +1,9 @@
 """Generated text on its way to the user, and one-line summaries of how it came about."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 
@@ -66,6 +68,19 @@ def summary(stats: GenerationStats) -> str:
         f"first token after {stats.time_to_first_token_s * 1000:.0f} ms "
         f"(prompt {stats.num_prompt_tokens} tokens{cached})" + (", LOSSY verification" if stats.lossy else "")
     )
+
+
+def draft_summary(by_drafter: Mapping[str, Any]) -> str | None:
+    """One line about every drafter that drafted, accepted of drafted tokens and time; None when none did.
+
+    by_drafter  DrafterStats by name
+    """
+    parts = [
+        f"{name} {stats.accepted} of {stats.drafted} accepted in {1000 * stats.seconds:.1f} ms"
+        for name, stats in by_drafter.items()
+        if stats.drafts
+    ]
+    return f"drafts: {'; '.join(parts)}" if parts else None
 
 
 def failure(choice: Choice) -> str | None:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from forerun.cli.conversation import Conversation
-from forerun.cli.render import TextWriter, failure, note, summary
+from forerun.cli.render import TextWriter, draft_summary, failure, note, summary
+from forerun.config import SpeculationConfig
 from forerun.errors import ForerunError, UsageError
 from forerun.generation import GenerationStats
 from forerun.llm import EngineOptions
@@ -30,7 +31,11 @@ HELP = """\
 
 
 class Repl:
-    """One session. `options` are the engine's, which changing the drafter needs again."""
+    """One session.
+
+    options      the engine's, which changing the drafter needs again
+    speculation  what "/speculation on" means
+    """
 
     def __init__(
         self,
@@ -40,12 +45,14 @@ class Repl:
         *,
         interactive: bool,
         quiet: bool = False,
+        speculation: str | SpeculationConfig = "auto",
     ) -> None:
         self._conversation = conversation
         self._writer = writer
         self._options = options
         self._interactive = interactive
         self._quiet = quiet
+        self._on: str | SpeculationConfig = speculation
         self._stats: GenerationStats | None = None
         self._saved: set[Path] = set()
         self._commands = {
@@ -128,8 +135,8 @@ class Repl:
     def _speculation(self, name: str) -> None:
         if not name:
             raise UsageError("say /speculation on, off, or the name of a drafter such as ngram")
-        drafter = "auto" if name == "on" else name
-        self._conversation.llm.reconfigure(speculation=drafter, options=self._options)
+        drafting = self._on if name == "on" else name
+        self._conversation.llm.reconfigure(speculation=drafting, options=self._options)
         self._say(f"speculation is {name}; answers stay the same, and the next one reads the conversation anew")
 
     def _show_stats(self, _: str) -> None:
@@ -139,6 +146,8 @@ class Repl:
         else:
             self._say(summary(self._stats))
             self._say(f"{self._stats.accepted} of {self._stats.drafted} draft tokens accepted")
+            if drafts := draft_summary(llm.engine.speculator.stats.by_drafter):
+                self._say(f"since the chat began or changed its drafter, {drafts}")
         self._say(f"the conversation has {self._conversation.num_prompt_tokens()} of {llm.max_model_len} tokens")
 
     def _save(self, name: str) -> None:

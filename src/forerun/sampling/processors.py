@@ -3,7 +3,7 @@
     1  repetition penalty     tokens of prompt and output: positive logits divided by it, others multiplied
     2  frequency, presence    tokens of the output: z -= frequency * count + presence
     3  logit bias             z += bias
-    4  banned ids             z = -inf while position < banned_until
+    4  forbidden ids          z = -inf for banned ones while position < banned_until, and where the row's mask is 0
        temperature 0          stop here: the largest z alone survives, the lowest id among equals
     5  temperature            log weight = (z - max z) / temperature, so the heaviest token has weight 1
     6  top-k                  exactly k tokens: z descending, id ascending
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.batch import DrawRequest
+from forerun.sampling.grammar import unpack
 
 Float64 = npt.NDArray[np.float64]
 
@@ -40,20 +41,26 @@ class Survivors(NamedTuple):
 
 
 class History:
-    """Distinct tokens before a row and how often the output holds each: what the penalties look at."""
+    """What came before a row: the tree's row itself, distinct tokens, and how often the output holds each.
+
+    node  row of the request's tree that the tokens lead to, whose mask holds; None off the tree
+    """
 
     def __init__(self, request: DrawRequest) -> None:
         """Tokens before the root row's draw."""
         self.counts = dict(zip(request.history_ids.tolist(), request.history_counts.tolist(), strict=True))
+        self.node: int | None = 0
+        self._tree = request.tree
 
     def add(self, token: int) -> None:
         """Append one output token."""
         self.counts[token] = self.counts.get(token, 0) + 1
+        self.node = None if self.node is None else self._tree.child(self.node, token)
 
     def copy(self) -> "History":
         """An independent copy, for another path."""
         other = History.__new__(History)
-        other.counts = dict(self.counts)
+        other.counts, other.node, other._tree = dict(self.counts), self.node, self._tree
         return other
 
 
@@ -79,6 +86,8 @@ def adjust(row: npt.NDArray[np.float32], request: DrawRequest, position: int, hi
     z[request.bias_ids[known]] += request.bias_values[known]
     if position < request.banned_until:
         z[request.banned[(request.banned >= 0) & (request.banned < len(z))]] = -np.inf
+    if request.masks is not None and history.node is not None:
+        z[~unpack(request.masks[history.node], len(z))] = -np.inf
     return z
 
 

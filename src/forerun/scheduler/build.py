@@ -6,10 +6,12 @@ function costs ten times its time, so that one function of numpy for all is chea
 
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 
 from forerun.batch import Batch, DrawRequest
+from forerun.sampling.grammar import mask_rows
 from forerun.sampling.request import make_draw
 from forerun.scheduler.scheduler import Share
 from forerun.speculation.tree import DraftTree
@@ -36,7 +38,10 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
         masks: Seq[int] = ()
         if tree is not None:
             root_row, root = len(tokens) - 1, stop - 1
-            draws.append(make_draw(sequence, tree, len(output_rows)))
+            draw = make_draw(sequence, tree, len(output_rows))
+            if sequence.token_mask is not None:
+                draw = replace(draw, masks=mask_rows(sequence, tree))
+            draws.append(draw)
             output_rows += range(root_row, root_row + len(tree))
             tokens += tree.tokens[1:]
             positions += (root + depth for depth in tree.depths[1:])

@@ -37,7 +37,7 @@ def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None
 def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_len: int, now: float) -> Outcome:
     """Append an outcome's tokens until one finishes the sequence; returns the outcome cut behind that token.
 
-    Mutates tokens, finish, logprobs, logits_hashes, from_draft and stats.
+    Mutates tokens, token_mask, finish, logprobs, logits_hashes, from_draft and stats.
     """
     params, stats = sequence.params, sequence.stats
     appended = 0
@@ -51,14 +51,18 @@ def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_
             sequence.logits_hashes.append(drawn.hashes[row])
         try:
             sequence.finish = finish_reason(sequence, max_model_len)
-        except Exception as error:  # a stop matcher that fails ends its own sequence only
-            log.exception("the stop matcher of sequence %d failed", sequence.id)
+            if sequence.finish is None and sequence.token_mask is not None:
+                sequence.token_mask.advance(token)
+        except Exception as error:  # a matcher that fails ends its own sequence only
+            log.exception("a matcher of sequence %d failed", sequence.id)
             sequence.finish, sequence.error = FinishReason.ERROR, one_line(error)
         if sequence.finish is not None:
             break
     if sequence.finish is None and not outcome.is_finite:
         sequence.finish = FinishReason.NUMERICAL_ERROR
         sequence.error = "the model produced NaN or no finite logit"
+        if sequence.token_mask is not None:
+            sequence.error += ", or the grammar allows no token here"
     if appended < len(outcome.tokens):
         accepted, tokens, rows = outcome.accepted[:appended], outcome.tokens[:appended], outcome.rows[:appended]
         outcome = replace(outcome, accepted=accepted, tokens=tokens, rows=rows)

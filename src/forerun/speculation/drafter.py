@@ -115,6 +115,12 @@ def known_drafters() -> list[str]:
     return sorted(_FACTORIES)
 
 
+def about_drafter(name: str) -> str:
+    """What a registered drafter does, in a line: the first one of its factory's docstring."""
+    lines = (_FACTORIES[name].__doc__ or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
 def make_drafter(name: str, options: Mapping[str, OptionValue]) -> Drafter:
     """Build a registered drafter. Raises UsageError on an unknown name or option."""
     factory = _FACTORIES.get(name)

@@ -1,0 +1,87 @@
+"""check_drafters: does a drafter that runs a model agree with the target at all?
+
+A draft model of another family, another tokenizer or a chat template that it does not know are no errors: everything
+works, and nothing is accepted. So built-in prompts are answered with each such drafter alone, and acceptance below a
+floor is logged with its likely cause. Drafters that run no model are not checked: they depend on the text.
+"""
+
+import logging
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from forerun.llm import LLM
+from forerun.sequence import SamplingParams, SpeculationParams
+
+log = logging.getLogger(__name__)
+
+FLOOR = 0.2  # of the first tokens of drafts; drafters that are of any use have twice that
+NOTHING = 0.03  # below this the agreement is chance
+NEW_TOKENS = 48
+TEXTS = (
+    "The water cycle begins when the sun warms the sea. Water rises into the air as vapour, cools and forms clouds,",
+    "def count_words(text):\n    counts = {}\n    for word in text.split():\n        counts[word] =",
+)
+QUESTIONS = ("Why does the moon change its shape?", "Write a Python function that returns the larger of two numbers.")
+
+
+@dataclass(frozen=True)
+class DrafterCheck:
+    """How often the first token of a draft was accepted; None where nothing was drafted.
+
+    text   continuing plain text
+    chat   answering through the chat template; None without one
+    cause  the likely cause of acceptance below FLOOR, else None
+    """
+
+    drafter: str
+    text: float | None
+    chat: float | None
+    cause: str | None
+
+
+def check_drafters(llm: LLM) -> list[DrafterCheck]:
+    """Check the configured drafters that run a model; logs a warning for each that agrees too rarely.
+
+    Answers a few short prompts, so it is called when no request is running.
+    """
+    return [_check(llm, drafter.name) for drafter in llm.engine.speculator.drafters if drafter.is_paid]
+
+
+def _check(llm: LLM, name: str) -> DrafterCheck:
+    text = _acceptance(llm, name, [llm.tokenizer.encode_prompt(text) for text in TEXTS])
+    chat = None
+    if llm.has_chat_template:
+        asked = [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
+        chat = _acceptance(llm, name, asked)
+    found = DrafterCheck(name, text, chat, likely_cause(text, chat))
+    if found.cause is not None:
+        shares = [f"{share:.0%} of {kind}" for kind, share in (("text", text), ("chat", chat)) if share is not None]
+        log.warning(
+            "drafter %s agrees with the model on %s, and below %.0f %% it is of no use: %s",
+            name,
+            " and ".join(shares),
+            100 * FLOOR,
+            found.cause,
+        )
+    return found
+
+
+def _acceptance(llm: LLM, name: str, prompts: Seq[Seq[int]]) -> float | None:
+    """Of the drafts, the part whose first token was accepted."""
+    params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
+    answers = llm.generate(prompts, params, salt="forerun.drafter_check")
+    drafted = sum(stats.drafted_at[0] for stats in (answer.stats for answer in answers) if stats.drafted_at)
+    accepted = sum(stats.accepted_at[0] for stats in (answer.stats for answer in answers) if stats.accepted_at)
+    return accepted / drafted if drafted else None
+
+
+def likely_cause(text: float | None, chat: float | None) -> str | None:
+    """Why acceptance is below FLOOR; None when it is not, or when nothing was drafted."""
+    shares = [share for share in (text, chat) if share is not None]
+    if not shares or min(shares) >= FLOOR:
+        return None
+    if max(shares) < NOTHING:
+        return "it was likely made for another tokenizer or another model: choose one of the same family"
+    if text is not None and chat is not None and text >= FLOOR:
+        return "it likely does not know this model's chat template: choose an instruction-tuned one of the same family"
+    return "it was likely made for another version of this model: choose one of the same family and generation"
