@@ -264,7 +264,8 @@ class ReferenceBackend:
         weights = self._weights if spec.model is self._model else {}
         weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
         tables = _rope_tables(spec.model.spec, spec.limits)
-        return ReferenceProgram(weights, tables, spec.forward, self._store(), spec.model.weights)
+        kv = self._store() if spec.kv is None else KvStore(spec.kv)
+        return ReferenceProgram(weights, tables, spec.forward, kv, spec.model.weights)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""

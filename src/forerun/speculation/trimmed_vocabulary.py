@@ -25,6 +25,8 @@ import numpy.typing as npt
 
 from forerun.backends.base import LoadedModel, Weights
 from forerun.sequence import Sequence
+from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 
 EXTRA = 512  # rows for tokens of the running contexts
 PANEL = 16  # rows that backends pack together
@@ -116,6 +118,9 @@ class TrimmedVocabulary:
         self._weights.rows = np.maximum(self._columns, 0)
         for first, last in _runs(np.array(sorted({column // PANEL for column in changed}), np.int32)):
             self.reload(KEPT, first * PANEL, last * PANEL)
+
+    def tree(self, search: TreeSearch, source: str) -> DraftTree | None:
+        return search.tree(source)
 
     def _see(self, token: int) -> set[int]:
         """Columns that change because a token is met."""

@@ -5,11 +5,6 @@ the end of the shorter vocabulary are padding or the target's own additions: the
 model reads a stand-in for them.
 """
 
-from collections.abc import Sequence as Seq
-
-import numpy as np
-import numpy.typing as npt
-
 from forerun.errors import UsageError
 from forerun.speculation.host import OpenedModel
 
@@ -34,26 +29,3 @@ def num_shared_ids(target: OpenedModel, draft: OpenedModel) -> int:
 def _show(model: OpenedModel, token: int) -> str:
     text = model.vocabulary.decode([token], skip_special=False)
     return f"the control token {text!r}" if model.vocabulary.is_special(token) else repr(text)
-
-
-class SharedVocabulary:
-    """Ids below `known` are the same in both models. Implements DraftVocabulary.
-
-    columns   [C] id of each column of the draft's logits, -1 beyond the target's vocabulary
-    stand_in  what the draft model reads for an id that it does not know
-    """
-
-    def __init__(self, known: int, draft_size: int, stand_in: int = 0) -> None:
-        ids = np.arange(draft_size, dtype=np.int32)
-        self._columns = np.where(ids < known, ids, -1).astype(np.int32)
-        self._known, self._stand_in = known, stand_in
-
-    @property
-    def columns(self) -> npt.NDArray[np.int32]:
-        return self._columns
-
-    def to_draft(self, tokens: Seq[int]) -> Seq[int]:
-        return [token if token < self._known else self._stand_in for token in tokens]
-
-    def prepare(self, sequences: Seq[object]) -> None:
-        """Nothing depends on the sequences."""

@@ -24,12 +24,13 @@ from forerun.errors import UsageError
 from forerun.models import decoder
 from forerun.models.kv import kv_stack
 from forerun.sequence import Sequence
+from forerun.speculation.draft_vocabulary import SharedVocabulary
 from forerun.speculation.drafter import Ask, Seen, register
 from forerun.speculation.host import DraftHost, OpenedModel
 from forerun.speculation.level_drafting import DraftSettings, LevelDrafting, draft_limits
 from forerun.speculation.tree import MAX_NODES, DraftTree
 from forerun.speculation.trimmed_vocabulary import EXTRA, KEPT, TrimmedVocabulary
-from forerun.speculation.vocabulary_match import SharedVocabulary, num_shared_ids
+from forerun.speculation.vocabulary_match import num_shared_ids
 
 WEIGHTS = ("file", "bf16", "int8", "int4")
 
