@@ -8,6 +8,7 @@ own keys, and the rest is elementwise or reduces along one row.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from forerun.backends.base import (
     Progress,
     SlotMove,
 )
+from forerun.backends.recorder import Recorder
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import KvLayout
 from forerun.errors import CapacityError, ModelFileError, UsageError
@@ -258,6 +260,13 @@ class ReferenceBackend:
         weights = self._weights if spec.model is self._model else {}
         weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
         return ReferenceProgram(weights, _rope_tables(spec.model.spec, spec.limits), spec.forward, self._store())
+
+    def pass_bytes(self, spec: ProgramSpec) -> int:
+        """Bytes of the float32 matrices that one pass multiplies with."""
+        shapes = dict(spec.weight_shapes)
+        recorder = Recorder(shapes)
+        spec.forward(recorder)
+        return sum(4 * math.prod(shapes[name]) for stack in recorder.products() for name in stack)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""
