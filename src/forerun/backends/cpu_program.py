@@ -47,10 +47,13 @@ class CpuProgram:
         self._store: _native.KvStore | None = None
         self._logits: npt.NDArray[np.float32]
         self._drawers: _native.Drawers
+        self._matrices: Matrices = {}
+        self._loader: Loader
         self.weight_bytes = 0  # beyond what it shares with another program
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
         """Turn a recording into the native program."""
+        self._matrices, self._loader = matrices, loader
         builder = _ProgramBuilder(
             self.native, plan_buffers(recorder, result), matrices, loader, self._limits.max_model_len
         )
@@ -93,6 +96,11 @@ class CpuProgram:
             flat = pack_draws(batch.draws, len(logits))
         self._drawers.draw(logits, *flat.arguments)
         return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
+
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Pack rows start..stop-1 of a matrix that stands alone in its stack again, both multiples of a panel."""
+        (matrix,) = self._matrices[(weight,)]
+        self._loader.repack(matrix, weight, start, stop)
 
     @property
     def workspace_bytes(self) -> int:
