@@ -50,6 +50,7 @@ class CpuProgram:
         self._matrices: Matrices = {}
         self._loader: Loader
         self.weight_bytes = 0  # beyond what it shares with another program
+        self.kv_bytes = 0  # of a store of its own
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
         """Turn a recording into the native program."""
@@ -108,7 +109,7 @@ class CpuProgram:
 
     @property
     def num_bytes(self) -> int:
-        return self.weight_bytes + self.workspace_bytes
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
 
 
 class _ProgramBuilder:

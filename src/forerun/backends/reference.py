@@ -266,7 +266,8 @@ class ReferenceBackend:
         weights = self._weights if spec.model is self._model else {}
         weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
         tables = _rope_tables(spec.model.spec, spec.limits)
-        return ReferenceProgram(weights, tables, spec.forward, self._store(), spec.model.weights)
+        kv = self._store() if spec.kv is None else KvStore(spec.kv)
+        return ReferenceProgram(weights, tables, spec.forward, kv, spec.model.weights)
 
     def pass_bytes(self, spec: ProgramSpec) -> int:
         """Bytes of the float32 matrices that one pass multiplies with."""
