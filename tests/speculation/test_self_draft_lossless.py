@@ -9,7 +9,7 @@ import pytest
 
 from forerun.bench.lossless import Cell, answer_plainly
 from forerun.sequence import FinishReason, SamplingParams
-from forerun.speculation.draft_kv import DraftKv
+from forerun.speculation.draft_kv import StackKv
 from tests.speculation.self_drafts import (
     BACKENDS,
     Subject,
@@ -115,10 +115,24 @@ def test_hundreds_of_steps(subject, tmp_path: Path) -> None:
     assert differences(cells, sequences, answer_plainly(it.llm, cells, it.options)) == []
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_choices_that_share_a_prompt(subject, tmp_path: Path, temperature: float) -> None:
+    """They fork inside a block: the first choice drafts into a block whose copy is still to come."""
+    it = subject("cpu")
+    params = SamplingParams(max_tokens=30, n=3, seed=4, temperature=temperature, logits_hash=True, ignore_eos=True)
+    answers = []
+    for speculation in ("off", config_of("layer-skip", 3, **options_of("layer-skip", it, tmp_path))):
+        it.llm.reconfigure(speculation=speculation, options=replace(it.options, max_num_seqs=3, max_chunk=7))
+        choices = it.llm.generate([list(cell.prompt) for cell in it.cells[:2]], params)
+        answers.append([(one.token_ids, one.logits_hashes) for generation in choices for one in generation.choices])
+    assert answers[0] == answers[1]
+    assert it.llm.engine.speculator.stats.accepted > 0
+
+
 def test_kv_of_a_draft_that_is_kept_would_be_found(subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter that writes one committed token's KV anew: the tests above must not let it pass."""
     it = subject("cpu")
     config = config_of("layer-skip", 1, **options_of("layer-skip", it, tmp_path))
-    right = DraftKv.num_seen
-    monkeypatch.setattr(DraftKv, "num_seen", lambda self, sequence: max(0, right(self, sequence) - 1))
+    right = StackKv.num_seen
+    monkeypatch.setattr(StackKv, "num_seen", lambda self, sequence: max(0, right(self, sequence) - 1))
     assert differences(it.cells, run(it, config, it.cells, Way(batch=3)), it.plain) != []

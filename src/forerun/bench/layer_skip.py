@@ -1,8 +1,8 @@
 """`bench layer-skip`: which sub-layers may this model leave out when it drafts for itself?
 
 The model reads a text once and its KV stays. For every set of sub-layers that speculation/layer_skip_search asks about,
-a pass without them reads the same text as a drafter would: in runs of RUN tokens, each behind the model's KV, inside the
-run behind its own. A run has one block to itself, so all of them are sequences of one batch.
+a pass without them reads the same text as a drafter would: in runs of RUN tokens, each behind the model's KV, inside
+the run behind its own. A run has one block to itself, so all of them are sequences of one batch.
 
     text        [ 0 .. 31 ][ 32 .. 63 ]                      blocks with the model's KV
     run 8..11   block 0 copied, slots 8..11 written anew     run 36..39   block 0, block 1 copied, slots 4..7 anew
