@@ -26,7 +26,7 @@ def test_the_profile_is_kept_where_the_drafter_looks(cli: Cli, tmp_path: Path) -
         assert fact in ran.out
     document = json.loads(path.read_text())
     assert document["skip"]
-    assert document["origin"]["text"] == "forerun-corpus-1, 64 tokens"
+    assert document["origin"]["text"] == "forerun-corpus-1 with the model's own continuations, 64 tokens measured"
 
 
 def test_another_place(cli: Cli, tmp_path: Path) -> None:

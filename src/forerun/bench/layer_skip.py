@@ -1,11 +1,13 @@
 """`bench layer-skip`: which sub-layers may this model leave out when it drafts for itself?
 
-The model reads a text once and its KV stays. For every set of sub-layers that speculation/layer_skip_search asks about,
-a pass without them reads the same text as a drafter would: in runs of RUN tokens, each behind the model's KV, inside
-the run behind its own. A run has one block to itself, so all of them are sequences of one batch.
+The text is the model's own, because that is what drafts are made for: stretches of the corpus, each followed by as many
+tokens that the model says next. (On other people's text a part agrees with the whole far less often.) Its KV stays. For
+every set of sub-layers that speculation/layer_skip_search asks about, a pass without them reads the model's stretches
+as a drafter would: in runs of RUN tokens, each behind the model's KV, inside the run behind its own. A run has one
+block to itself, so all of them are sequences of one batch.
 
-    text        [ 0 .. 31 ][ 32 .. 63 ]                      blocks with the model's KV
-    run 8..11   block 0 copied, slots 8..11 written anew     run 36..39   block 0, block 1 copied, slots 4..7 anew
+    text        [ corpus 0 .. 31 ][ own 32 .. 63 ][ corpus 64 .. 95 ]            blocks with the model's KV
+    run 36..39  the first block, then a copy of the second, whose slots 36..39 are written anew
 """
 
 import time
@@ -22,10 +24,12 @@ from forerun.bench import corpus
 from forerun.errors import UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.models import decoder
+from forerun.sequence import SamplingParams
 from forerun.speculation.layer_skip_search import Agreement, Budget, Found, Skip, search
 from forerun.speculation.skip_profile import ModelIdentity, SkipProfile, sub_layers
 
-RUN = 4  # tokens of one draft; divides every block size
+STRETCH = 32  # tokens of the corpus, then as many of the model's own
+RUN = 4  # tokens of one draft; divides STRETCH and every block size
 ROWS = 128  # of one batch
 NUM_LIKELIEST = 256  # tokens that the overlap of two distributions is summed over
 KEEP_FIRST, KEEP_LAST = 2, 1  # layers that are never left out
@@ -38,7 +42,7 @@ Int32 = npt.NDArray[np.int32]
 class SkipWish:
     """How long and thoroughly to search.
 
-    tokens            length of the text
+    tokens            of the model's own text that are measured; the whole text is twice as long
     max_measurements  sets of sub-layers that are measured
     max_seconds       ends the search early; then a slower machine may find another set
     """
@@ -49,8 +53,8 @@ class SkipWish:
     max_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        if self.tokens < RUN or self.tokens % RUN:
-            raise UsageError(f"tokens must be a multiple of {RUN}, got {self.tokens}")
+        if self.tokens < STRETCH or self.tokens % STRETCH:
+            raise UsageError(f"tokens must be a multiple of {STRETCH}, got {self.tokens}")
         if self.max_measurements < 1 or not self.max_seconds > 0:
             raise UsageError("the search needs at least one measurement and more than zero seconds")
 
@@ -109,54 +113,71 @@ def _profile(llm: LLM, wish: SkipWish, found: Found) -> SkipProfile:
         speedup=found.speedup,
         depth=found.depth,
         origin={
-            "text": f"{corpus.NAME}, {wish.tokens} tokens",
+            "text": f"{corpus.NAME} with the model's own continuations, {wish.tokens} tokens measured",
             "seed": str(wish.seed),
             "numerics_id": llm.numerics_id,
         },
     )
 
 
+def own_text(llm: LLM, num_own: int) -> list[int]:
+    """[2 num_own] tokens: stretches of the corpus, each continued by the model. num_own  a multiple of STRETCH
+
+    Raises UsageError when corpus or context are too short.
+    """
+    source = llm.tokenizer.encode_prompt(corpus.text())
+    longest = min(len(source), llm.max_model_len // 2) // STRETCH * STRETCH
+    if num_own > longest:
+        raise UsageError(f"at most {longest} tokens can be measured with this model, not {num_own}")
+    params = SamplingParams(max_tokens=STRETCH, min_tokens=STRETCH, temperature=0.0)
+    text: list[int] = []
+    for start in range(0, num_own, STRETCH):
+        text += source[start : start + STRETCH]
+        text += llm.generate([text], params)[0].choices[0].token_ids
+    return text
+
+
 class CalibrationText:
-    """A text whose KV the model has written, and what the model said after each token.
+    """A text whose KV the model has written, and what the model said after each token of its own stretches.
 
     Uses the whole KV store. Raises UsageError when the text or the KV cache is too short.
+
+    num_own  tokens that are measured
     """
 
-    def __init__(self, llm: LLM, num_tokens: int) -> None:
+    def __init__(self, llm: LLM, num_own: int) -> None:
         self._backend, self._model = llm.backend, llm.model
         self._block_size = llm.kv_layout.block_size
-        text = llm.tokenizer.encode_prompt(corpus.text())
-        longest = min(len(text), llm.max_model_len) // RUN * RUN
-        if num_tokens > longest:
-            raise UsageError(f"at most {longest} tokens of text can be read by this model, not {num_tokens}")
-        self._text = np.array(text[:num_tokens], np.int32)
-        self._blocks = -(-num_tokens // self._block_size)
-        needed = self._blocks + num_tokens // RUN
+        self._text: Int32 = np.array(own_text(llm, num_own), np.int32)
+        length = 2 * num_own
+        self._blocks = -(-length // self._block_size)
+        needed = self._blocks + num_own // RUN
         if needed > llm.kv_layout.num_blocks:
-            wanted = needed * llm.kv_layout.bytes_per_block
             raise UsageError(
-                f"{num_tokens} tokens of text need {wanted / 1e6:.0f} MB of KV cache but it has "
+                f"{num_own} tokens need {needed * llm.kv_layout.bytes_per_block / 1e6:.0f} MB of KV cache but it has "
                 f"{llm.kv_layout.total_bytes / 1e6:.0f} MB: raise --kv-cache-bytes or lower --tokens"
             )
+        self._starts = [start for start in range(0, length, RUN) if start // STRETCH % 2 == 1]
+        self._own_block = {start: self._blocks + index for index, start in enumerate(self._starts)}
         self._read()
 
     def agreement(self, skip: Skip) -> Agreement:
-        """How often a pass without some sub-layers agrees with the model, over all tokens."""
+        """How often a pass without some sub-layers agrees with the model."""
         program = self._backend.add_program(_pass_without(self._model, skip, len(self._text)))
         return self.agreement_of(program)
 
     def agreement_of(self, program: DraftProgram) -> Agreement:
-        """How often a pass agrees with the model, over all tokens. limits of its batches  at least ROWS"""
+        """How often a pass agrees with the model. Its batches hold at least ROWS rows and outputs."""
         same, overlap = 0, 0.0
         for batch in self._drafts():
-            result = program.forward(batch)
+            logits, log_total = _normalised(program.forward(batch), batch.num_rows)
             tokens, probs = self._tokens[batch.positions], self._probs[batch.positions]
-            logits, log_total = _normalised(result, batch.num_rows)
             same += int((logits.argmax(axis=1) == tokens[:, 0]).sum())
             draft = np.exp(np.take_along_axis(logits, tokens, axis=1) - log_total)
             rest = np.minimum(1 - draft.sum(axis=1), 1 - probs.sum(axis=1))  # all other tokens as one
             overlap += float(np.minimum(draft, probs).sum(dtype=np.float64) + rest.clip(0).sum(dtype=np.float64))
-        return Agreement(same / len(self._text), overlap / len(self._text))
+        count = RUN * len(self._starts)
+        return Agreement(same / count, overlap / count)
 
     def _read(self) -> None:
         """Compute the text's KV, keep the likeliest tokens after each position, copy a block for every run."""
@@ -167,39 +188,37 @@ class CalibrationText:
         whole = self._backend.add_program(_pass_without(self._model, frozenset(), len(self._text)))
         for start in range(0, len(self._text), ROWS):
             rows = np.arange(start, min(start + ROWS, len(self._text)), dtype=np.int32)
-            result = whole.forward(self._batch(rows, rows, [start], table))
+            result = whole.forward(self._batch(rows, rows, [0, len(rows)], table))
             self._tokens[rows] = result.top(range(len(rows)), count)
             logits, log_total = _normalised(result, len(rows))
             self._probs[rows] = np.exp(np.take_along_axis(logits, self._tokens[rows], axis=1) - log_total)
-        starts = range(0, len(self._text), RUN)
-        self._backend.copy_blocks([(start // self._block_size, self._own_block(start)) for start in starts])
-
-    def _own_block(self, start: int) -> int:
-        return self._blocks + start // RUN
+        self._backend.copy_blocks([(start // self._block_size, own) for start, own in self._own_block.items()])
 
     def _drafts(self) -> Iterator[Batch]:
         """All runs, in batches."""
-        for first in range(0, len(self._text), ROWS):
-            rows = np.arange(first, min(first + ROWS, len(self._text)), dtype=np.int32)
-            starts = range(first, first + len(rows), RUN)
+        runs = ROWS // RUN
+        for first in range(0, len(self._starts), runs):
+            starts = self._starts[first : first + runs]
             table = np.full((len(starts), self._blocks), -1, np.int32)
             for index, start in enumerate(starts):
                 last = start // self._block_size
                 table[index, :last] = np.arange(last)
-                table[index, last] = self._own_block(start)
-            own = np.repeat(np.array([self._own_block(start) for start in starts], np.int32), RUN)
-            yield self._batch(rows, own * np.int32(self._block_size) + rows % self._block_size, list(starts), table)
+                table[index, last] = self._own_block[start]
+            rows: Int32 = np.concatenate([np.arange(start, start + RUN, dtype=np.int32) for start in starts])
+            own: Int32 = np.repeat(np.array([self._own_block[start] for start in starts], np.int32), RUN)
+            slots: Int32 = own * np.int32(self._block_size) + rows % np.int32(self._block_size)
+            yield self._batch(rows, slots, range(0, len(rows) + 1, RUN), table)
 
-    def _batch(self, rows: Int32, slots: Int32, starts: Seq[int], table: Int32) -> Batch:
-        """Rows at positions `rows`; a sequence begins at each of `starts`."""
+    def _batch(self, rows: Int32, slots: Int32, query_start: Seq[int], table: Int32) -> Batch:
+        """Rows at positions `rows`, all of them outputs."""
         return Batch(
             tokens=self._text[rows],
             positions=rows,
-            slots=slots.astype(np.int32),
-            query_start=np.array([*(start - rows[0] for start in starts), len(rows)], np.int32),
-            context_len=np.array(starts, np.int32),
+            slots=slots,
+            query_start=np.array(query_start, np.int32),
+            context_len=rows[np.array(query_start[:-1])],
             block_table=table,
-            tree_root=np.full(len(starts), -1, np.int32),
+            tree_root=np.full(len(query_start) - 1, -1, np.int32),
             ancestors=np.zeros(len(rows), np.uint64),
             output_rows=np.arange(len(rows), dtype=np.int32),
             draws=(),

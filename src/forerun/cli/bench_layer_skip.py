@@ -14,7 +14,7 @@ def layer_skip(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="The profile; without it, where the drafter looks.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Length of the text that is read.")] = 512,
+    tokens: Annotated[int, typer.Option(help="Tokens of the model's own text that are measured.")] = 512,
     measurements: Annotated[int, typer.Option(help="Sets of sub-layers that are tried.")] = 400,
     seconds: Annotated[float, typer.Option(help="End the search after this time.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Of the random part of the search.")] = 0,
