@@ -27,6 +27,13 @@ def test_expected_speedup() -> None:
     assert expected_speedup(0.2, 0.9)[0] < 1
 
 
+def test_alpha_lies_between_greedy_and_sampled() -> None:
+    assert Agreement(0.9, 0.7).alpha == pytest.approx(0.8)
+    found = search({"layers.2.mlp": 100}, TOTAL, lambda skip: Agreement(0.9, 0.7), 0, Budget(1))
+    assert found is not None
+    assert (found.speedup, found.depth) == expected_speedup(Agreement(0.9, 0.7).alpha, 0.75)
+
+
 def test_a_useless_sub_layer_is_found() -> None:
     found = search(SIZES, TOTAL, additive({"layers.4.mlp": 0.0, "layers.1.attn": 0.0}), 0, Budget())
     assert found is not None

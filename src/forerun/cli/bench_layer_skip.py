@@ -37,8 +37,7 @@ def layer_skip(
     pays = "" if profile.speedup > 1 else " (it does not pay)"
     for line in (
         f"left out          {len(profile.skip)} of {2 * profile.model.num_layers} sub-layers: {' '.join(profile.skip)}",
-        f"same token        {profile.same_token:.1%}",
-        f"alpha             {profile.overlap:.3f}",
+        f"alpha             {profile.same_token:.3f} greedy, {profile.overlap:.3f} sampled",
         f"cost of a draft   {profile.cost:.3f} of a whole pass",
         f"expected speed-up {profile.speedup:.2f} with drafts of {profile.depth}{pays}",
         f"wrote {path}",

@@ -36,13 +36,18 @@ class Agreement:
     same_token: float
     overlap: float
 
+    @property
+    def alpha(self) -> float:
+        """What is taken for acceptance: requests are greedy or sampled."""
+        return (self.same_token + self.overlap) / 2
+
 
 @dataclass(frozen=True)
 class Found:
     """A set of sub-layers and what is expected of it.
 
     cost     bytes of weights a drafted token reads, as a part of the whole model's
-    speedup  S, with `overlap` for alpha
+    speedup  S for the agreement's alpha
     depth    the draft length k that gives it
     """
 
@@ -116,7 +121,7 @@ class _Trials:
         if known is None:
             agreement = self._measure(skip)
             cost = 1 - sum(self.sizes[name] for name in skip) / self._total
-            known = Found(skip, agreement, cost, *expected_speedup(agreement.overlap, cost))
+            known = Found(skip, agreement, cost, *expected_speedup(agreement.alpha, cost))
             self._known[skip] = known
             if self.best is None or known.speedup > self.best.speedup:
                 self.best = known
@@ -130,8 +135,8 @@ def _grow(trials: _Trials) -> None:
     queue: list[tuple[float, str]] = []
 
     def loss(name: str) -> tuple[float, float]:
-        overlap = trials.found(skip | {name}).agreement.overlap
-        return (alpha - overlap) / trials.sizes[name], overlap
+        left = trials.found(skip | {name}).agreement.alpha
+        return (alpha - left) / trials.sizes[name], left
 
     for name in trials.sizes:
         if not trials.has_budget:
@@ -139,12 +144,12 @@ def _grow(trials: _Trials) -> None:
         heapq.heappush(queue, (loss(name)[0], name))
     while queue and alpha >= MIN_ALPHA and trials.has_budget:
         _, name = heapq.heappop(queue)
-        fresh, overlap = loss(name)
+        fresh, left = loss(name)
         if queue and fresh > queue[0][0]:
             heapq.heappush(queue, (fresh, name))
         else:
             skip |= {name}
-            alpha = overlap
+            alpha = left
 
 
 def _swap(trials: _Trials, rng: random.Random) -> None:
