@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from forerun.bench.lossless import Cell, answer_plainly
+from forerun.bench.verify import make_cells
+from forerun.llm import LLM
 from forerun.sequence import FinishReason, SamplingParams
 from forerun.speculation.draft_kv import StackKv
 from tests.speculation.self_drafts import (
@@ -19,6 +21,7 @@ from tests.speculation.self_drafts import (
     load_subject,
     run,
     run_again,
+    write_model,
     write_skips,
 )
 
@@ -113,6 +116,21 @@ def test_hundreds_of_steps(subject, tmp_path: Path) -> None:
     sequences = run(it, config, cells, Way(batch=2))
     assert min(one.stats.steps for one in sequences) > 80
     assert differences(cells, sequences, answer_plainly(it.llm, cells, it.options)) == []
+
+
+def test_up_to_the_end_of_the_context(tmp_path: Path) -> None:
+    """The last drafts are shorter: no row lies behind the context, nor behind the rotary table."""
+    path, options = write_model(tmp_path / "tiny.gguf"), BACKENDS["cpu"]
+    llm = LLM(str(path), speculation="off", threads=1, options=options, max_model_len=70)
+    cells = [
+        replace(cell, params=replace(cell.params, max_tokens=None, ignore_eos=True)) for cell in make_cells(llm, 4, 9)
+    ]
+    it = Subject(llm, options, cells, answer_plainly(llm, cells, options))
+    assert {answer.finish for answer in it.plain.values()} == {"length"}
+    for width in (1, 3):
+        config = config_of("layer-skip", width, profile=write_skips(llm, tmp_path / "p.json"))
+        assert differences(cells, run(it, config, cells, Way(batch=2)), it.plain) == []
+        assert llm.engine.speculator.stats.accepted > 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
