@@ -8,7 +8,7 @@ writers import their libraries themselves, so that `tools/make_parity_golden.py`
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,12 @@ def tiny_spec(
 
 
 class RandomWeights:
-    """Seeded weights of a spec. Implements `Weights`."""
+    """Seeded weights of a spec; those named in `zero` are all zero. Implements `Weights`."""
 
-    def __init__(self, spec: ModelSpec, seed: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, seed: int = 0, zero: Collection[str] = ()) -> None:
         self._shapes = spec.weight_shapes()
         self._seed = seed
+        self._zero = zero
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes
@@ -110,6 +111,8 @@ class RandomWeights:
             values *= 0.3
         else:
             values *= 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
+        if name in self._zero:
+            values *= 0
         bits = np.ascontiguousarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
         return np.ascontiguousarray(bits.view(np.float32)[start:stop])
 
@@ -214,6 +217,7 @@ def write_tiny_gguf(
     formats: str | Mapping[str, str] = "F32",
     metadata: Mapping[str, Any] | None = None,
     max_tensors_per_part: int = 0,
+    zero: Collection[str] = (),
 ) -> ModelSpec:
     """Write a GGUF file and return its spec.
 
@@ -221,6 +225,7 @@ def write_tiny_gguf(
               F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0 or Q5_1: what the gguf package can quantise to
     metadata  keys to add or replace, a tokenizer for example; None removes a key
     max_tensors_per_part  0 writes one file; otherwise `path`'s stem gets -00001-of-0000N suffixes
+    zero      logical weights that are all zero
     """
     import gguf
 
@@ -228,7 +233,7 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, spec.family, split_max_tensors=max_tensors_per_part)
     for key, value in {**_gguf_metadata(spec), **(metadata or {})}.items():
         _add_value(writer, key, value)
-    weights = RandomWeights(spec, seed)
+    weights = RandomWeights(spec, seed, zero)
     for name, shape in spec.weight_shapes().items():
         array = weights.read(name)
         if spec.family == "llama" and name.split(".bias")[0].endswith(("attn.q", "attn.k")):

@@ -134,6 +134,11 @@ class LLM:
         return self._backend
 
     @property
+    def opened(self) -> OpenedModel:
+        """The model and its tokenizer, as drafters see them."""
+        return self._opened
+
+    @property
     def chat_template(self) -> ChatTemplate:
         """The model's chat template. Raises UsageError when it has none."""
         if self._template is None:

@@ -224,6 +224,10 @@ class Backend(Protocol):
         """Load a further pass; `load` and `allocate_kv` come first. Raises as `load` does."""
         ...
 
+    def pass_bytes(self, spec: ProgramSpec) -> int:
+        """Bytes of the matrices that one pass multiplies with, as they would be packed; nothing need be loaded."""
+        ...
+
     def forward(self, batch: Batch) -> ForwardResult:
         """Write the rows' KV and compute the output rows' logits."""
         ...

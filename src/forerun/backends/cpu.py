@@ -170,6 +170,14 @@ class CpuBackend:
             program.kv_bytes = store.bytes
         return program
 
+    def pass_bytes(self, spec: ProgramSpec) -> int:
+        """Bytes of the packed matrices that one pass multiplies with."""
+        recorder = Recorder(dict(spec.weight_shapes))
+        spec.forward(recorder)
+        loader = Loader(spec.model.weights, spec.weight_shapes, spec.weights or self._weights, self._pool)
+        parts = [part for stack in recorder.products() for part in loader.parts(stack)]
+        return sum(_native.PackedMatrix.bytes(part.num_rows, part.cols, part.format) for part in parts)
+
     def _make_program(self, spec: ProgramSpec, matrices: Matrices, progress: Progress | None) -> tuple[CpuProgram, str]:
         """A program, with the names of its weight formats. Stacks that `matrices` lacks are packed and added to it."""
         recorder = Recorder(dict(spec.weight_shapes))

@@ -111,6 +111,10 @@ class Recorder:
         """The stacks of matrices that the recording multiplies with or embeds from, each once, in order of use."""
         return list(dict.fromkeys(step.weights for step in self.steps if step.kind in ("embed", "linear")))
 
+    def products(self) -> list[tuple[str, ...]]:
+        """The stacks of matrices of the linear layers, one entry a layer."""
+        return [step.weights for step in self.steps if step.kind == "linear"]
+
     def weights(self) -> list[str]:
         """Every weight and bias that the recording reads, each once."""
         names = (name for step in self.steps for name in (*step.weights, *step.biases) if name is not None)

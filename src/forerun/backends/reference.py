@@ -8,6 +8,7 @@ own keys, and the rest is elementwise or reduces along one row.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from forerun.backends.base import (
     SlotMove,
     Weights,
 )
+from forerun.backends.recorder import Recorder
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import KvLayout
 from forerun.errors import CapacityError, ModelFileError, UsageError
@@ -266,6 +268,13 @@ class ReferenceBackend:
         tables = _rope_tables(spec.model.spec, spec.limits)
         kv = self._store() if spec.kv is None else KvStore(spec.kv)
         return ReferenceProgram(weights, tables, spec.forward, kv, spec.model.weights)
+
+    def pass_bytes(self, spec: ProgramSpec) -> int:
+        """Bytes of the float32 matrices that one pass multiplies with."""
+        shapes = dict(spec.weight_shapes)
+        recorder = Recorder(shapes)
+        spec.forward(recorder)
+        return sum(4 * math.prod(shapes[name]) for stack in recorder.products() for name in stack)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""

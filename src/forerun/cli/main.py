@@ -17,7 +17,19 @@ from typing import Annotated
 import typer
 
 from forerun import __version__
-from forerun.cli import bench, bench_kernels, bench_speculation, bench_trace, chat, demo, generate, info, models, verify
+from forerun.cli import (
+    bench,
+    bench_kernels,
+    bench_layer_skip,
+    bench_speculation,
+    bench_trace,
+    chat,
+    demo,
+    generate,
+    info,
+    models,
+    verify,
+)
 from forerun.errors import ForerunError
 
 app = typer.Typer(
@@ -55,6 +67,7 @@ app.add_typer(bench.app, name="bench")
 bench.app.command("kernels")(bench_kernels.kernels)
 bench.app.command("targets")(bench_kernels.targets)
 bench.app.command("speculation")(bench_speculation.speculation)
+bench.app.command("layer-skip")(bench_layer_skip.layer_skip)
 bench.app.command("trace")(bench_trace.trace)
 app.add_typer(models.app, name="models")
 app.command("info")(info.info)

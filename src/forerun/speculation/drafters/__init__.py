@@ -1,11 +1,14 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
 from forerun.speculation.drafters.draft_model import ModelDrafter
+from forerun.speculation.drafters.early_exit import make_early_exit
+from forerun.speculation.drafters.layer_skip import make_layer_skip
 from forerun.speculation.drafters.lookahead import LookaheadDrafter
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.drafters.recycle import RecycleDrafter
+from forerun.speculation.drafters.self_int4 import make_self_int4
 from forerun.speculation.drafters.suffix import SuffixDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "LookaheadDrafter", "ModelDrafter", "NgramDrafter", "RecycleDrafter", "SuffixDrafter"]
+__all__ = ["AUTO", "LookaheadDrafter", "ModelDrafter", "NgramDrafter", "RecycleDrafter", "SuffixDrafter", "make_early_exit", "make_layer_skip", "make_self_int4"]
