@@ -2,12 +2,16 @@
 
 A drafter may run part of it: `skip` names sub-layers ("layers.3.attn", "layers.3.mlp") that are passed over, and
 `first_kv_layer` says where its layers lie in the KV store when they are not the target's own.
+
+Trained heads read hidden states of the target. They are numbered as Hugging Face numbers `hidden_states`: i is what
+enters layer i, so 0 is the embedding, and L, the number of layers, is the last layer's output behind the final norm.
 """
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import TypeVar
 
 from forerun.backends.base import Ops
+from forerun.errors import UsageError
 from forerun.models.spec import AttentionSpec, DenseMlpSpec, ModelSpec
 
 V = TypeVar("V")
@@ -16,10 +20,30 @@ V = TypeVar("V")
 NOTHING: frozenset[str] = frozenset()
 
 
-def logits(spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_layer: int = 0) -> V:
-    """Logits of the batch's output rows: [O, vocabulary]."""
+def hidden_name(index: int) -> str:
+    """The name under which hidden state `index` is captured."""
+    return f"hidden.{index}"
+
+
+def check_captures(spec: ModelSpec, captures: Collection[int]) -> None:
+    """Raises UsageError when a hidden state does not exist."""
+    for index in captures:
+        if not 0 <= index <= spec.num_layers:
+            raise UsageError(f"hidden state {index} does not exist: the model has 0 to {spec.num_layers}")
+
+
+def logits(
+    spec: ModelSpec,
+    ops: Ops[V],
+    skip: Set[str] = NOTHING,
+    first_kv_layer: int = 0,
+    captures: Collection[int] = (),
+) -> V:
+    """Logits of the batch's output rows: [O, vocabulary]. The hidden states `captures` are captured for all rows."""
     x = ops.embed("embed")
     for index, layer in enumerate(spec.layers):
+        if index in captures:
+            ops.capture(hidden_name(index), x)
         prefix = f"layers.{index}."
         if prefix + "attn" not in skip:
             normed = ops.rms_norm(x, prefix + "attn_norm", spec.norm_eps)
@@ -27,6 +51,8 @@ def logits(spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_laye
         if prefix + "mlp" not in skip:
             normed = ops.rms_norm(x, prefix + "mlp_norm", spec.norm_eps)
             x = ops.add(x, _mlp(ops, normed, layer.mlp, prefix + "mlp."))
+    if spec.num_layers in captures:
+        ops.capture(hidden_name(spec.num_layers), ops.rms_norm(x, "final_norm", spec.norm_eps))
     x = ops.rms_norm(ops.select_outputs(x), "final_norm", spec.norm_eps)
     return ops.linear(x, (spec.output_weight,))
 
