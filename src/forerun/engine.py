@@ -1,6 +1,6 @@
 """Engine: one step after the other, each readable in one screen.
 
-    sequences arrive -> select -> propose -> build -> forward -> draw -> verify -> commit -> apply -> observe
+    sequences arrive -> select -> copy -> propose -> build -> forward -> draw -> verify -> commit -> apply -> observe
 
 A step either commits as a whole or not at all. When it fails, its sequences are retried alone, and only one that fails
 again by itself is ended with an error; the others never notice.
@@ -131,13 +131,13 @@ class Engine:
         self._clock.end_phase("select")
         if not selection.shares:
             return []
+        if selection.copies:  # first, because drafters may read and write the KV of the blocks that are copied
+            self._backend.copy_blocks(selection.copies)
+            self._clock.end_phase("copy")
         draft_start = time.perf_counter()
         trees = self._propose(selection)
         draft_s = time.perf_counter() - draft_start
         self._clock.end_phase("propose")
-        if selection.copies:
-            self._backend.copy_blocks(selection.copies)
-            self._clock.end_phase("copy")
         advanced = self._compute(selection.shares, trees, start, draft_s)
         rows = sum(share.num_tokens for share in selection.shares) + sum(tree.num_nodes for tree in trees if tree)
         self.stats.steps += 1

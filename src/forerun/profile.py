@@ -1,6 +1,6 @@
 """Profile: where time goes, by phase of the engine's step and by kind of operation, as totals and on a time line.
 
-    engine    select | propose | copy | build |    forward    | draw and verify | commit | ...     end_phase after each
+    engine    select | copy | propose | build |    forward    | draw and verify | commit | ...     end_phase after each
     thread 0                                  |op|op|op|op|op|op|                                record_ops after a run
     thread 1                                   |op|op|op |op|op|
 
