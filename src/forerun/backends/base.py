@@ -229,6 +229,13 @@ class DraftProgram(Protocol):
         """Draw as the target does. Columns are taken for token ids."""
         ...
 
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Read rows start..stop-1 of a matrix again, both multiples of 16: what the model's weights hold has changed.
+
+        The matrix must be the program's own, not shared with the target.
+        """
+        ...
+
     @property
     def num_bytes(self) -> int:
         """Memory held beyond what is shared with the target: weights and workspace."""

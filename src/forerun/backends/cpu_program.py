@@ -54,11 +54,14 @@ class CpuProgram:
         self._features: npt.NDArray[np.float32] | None = None  # what the pass reads as such
         self._kept: dict[str, npt.NDArray[np.float32]] = {}
         self._drawers: _native.Drawers
+        self._matrices: Matrices = {}
+        self._loader: Loader
         self.packed_bytes = 0  # of matrices, beyond what it shares with another program
         self.vector_bytes = 0
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
         """Turn a recording into the native program."""
+        self._matrices, self._loader = matrices, loader
         builder = _ProgramBuilder(
             self.native, plan_buffers(recorder, result), matrices, loader, self._limits.max_model_len
         )
@@ -118,6 +121,11 @@ class CpuProgram:
             flat = pack_draws(batch.draws, len(logits))
         self._drawers.draw(logits, *flat.arguments)
         return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
+
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Pack rows start..stop-1 of a matrix that stands alone in its stack again, both multiples of a panel."""
+        (matrix,) = self._matrices[(weight,)]
+        self._loader.repack(matrix, weight, start, stop)
 
     @property
     def workspace_bytes(self) -> int:

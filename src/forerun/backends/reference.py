@@ -223,8 +223,9 @@ class ReferenceProgram:
         tables: dict[RopeSpec, tuple[Float32, Float32]],
         forward: Forward,
         kv: KvStore,
+        source: Weights,
     ) -> None:
-        self._weights = weights
+        self._weights, self._source = weights, source
         self._ops = NumpyOps(weights, tables, kv)
         self._forward = forward
 
@@ -238,6 +239,10 @@ class ReferenceProgram:
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
         return draw_batch(lambda output: result.logits((output,))[0], batch)
+
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Read rows start..stop-1 of a matrix again."""
+        self._weights[weight][start:stop] = self._source.read(weight, start, stop)
 
     @property
     def num_bytes(self) -> int:
@@ -291,7 +296,8 @@ class ReferenceBackend:
         known = self._weights if spec.model is self._model else {}
         wanted = {name: shape for name, shape in spec.weight_shapes.items() if name not in known}
         weights = {**known, **_read_weights(spec.all_weights, wanted, progress)}
-        return ReferenceProgram(weights, _RopeTables((), spec.limits.max_model_len), spec.forward, self._store())
+        tables = _RopeTables((), spec.limits.max_model_len)
+        return ReferenceProgram(weights, tables, spec.forward, self._store(), spec.all_weights)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""
@@ -307,7 +313,11 @@ class ReferenceBackend:
         assert self._model is not None, "load comes first"
         spec, captures = self._model.spec, self._captures
         self._program = ReferenceProgram(
-            self._weights, self._tables, lambda ops: decoder_logits(spec, ops, captures=captures), kv
+            self._weights,
+            self._tables,
+            lambda ops: decoder_logits(spec, ops, captures=captures),
+            kv,
+            self._model.weights,
         )
 
     def forward(self, batch: Batch) -> ReferenceResult:

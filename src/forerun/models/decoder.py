@@ -1,7 +1,8 @@
 """The forward pass of a decoder-only model, written once over Ops, for every family and backend.
 
 A drafter may run part of it: `skip` names sub-layers ("layers.3.attn", "layers.3.mlp") that are passed over, and
-`first_kv_layer` says where its layers lie in the KV store when they are not the target's own.
+`first_kv_layer` says where its layers lie in the KV store when they are not the target's own, and `output` names
+another vocabulary matrix, one with fewer rows for example.
 
 Trained heads read hidden states of the target. They are numbered as Hugging Face numbers `hidden_states`: i is what
 enters layer i, so 0 is the embedding, and L, the number of layers, is the last layer's output behind the final norm.
@@ -37,9 +38,13 @@ def logits(
     ops: Ops[V],
     skip: Set[str] = NOTHING,
     first_kv_layer: int = 0,
+    output: str | None = None,
     captures: Collection[int] = (),
 ) -> V:
-    """Logits of the batch's output rows: [O, vocabulary]. The hidden states `captures` are captured for all rows."""
+    """Logits of the batch's output rows: [O, rows of the vocabulary matrix].
+
+    captures  hidden states that are captured, all rows of them
+    """
     x = ops.embed("embed")
     for index, layer in enumerate(spec.layers):
         if index in captures:
@@ -54,7 +59,7 @@ def logits(
     if spec.num_layers in captures:
         ops.capture(hidden_name(spec.num_layers), ops.rms_norm(x, "final_norm", spec.norm_eps))
     x = ops.rms_norm(ops.select_outputs(x), "final_norm", spec.norm_eps)
-    return ops.linear(x, (spec.output_weight,))
+    return ops.linear(x, (output or spec.output_weight,))
 
 
 def _attention(ops: Ops[V], x: V, layer: int, spec: AttentionSpec, prefix: str) -> V:

@@ -1,7 +1,8 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
+from forerun.speculation.drafters.draft_model import ModelDrafter
 from forerun.speculation.drafters.ngram import NgramDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "NgramDrafter"]
+__all__ = ["AUTO", "ModelDrafter", "NgramDrafter"]
