@@ -206,6 +206,7 @@ def _save_safetensors(path: Path, arrays: Mapping[str, Float32], dtype: str) -> 
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+# size: one optional argument for everything that a test may want to vary
 def write_tiny_gguf(
     path: Path,
     model: ModelSpec | str = "llama",
@@ -214,6 +215,7 @@ def write_tiny_gguf(
     formats: str | Mapping[str, str] = "F32",
     metadata: Mapping[str, Any] | None = None,
     max_tensors_per_part: int = 0,
+    weights: RandomWeights | None = None,
 ) -> ModelSpec:
     """Write a GGUF file and return its spec.
 
@@ -221,6 +223,7 @@ def write_tiny_gguf(
               F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0 or Q5_1: what the gguf package can quantise to
     metadata  keys to add or replace, a tokenizer for example; None removes a key
     max_tensors_per_part  0 writes one file; otherwise `path`'s stem gets -00001-of-0000N suffixes
+    weights   other ones than the seeded
     """
     import gguf
 
@@ -228,7 +231,7 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, spec.family, split_max_tensors=max_tensors_per_part)
     for key, value in {**_gguf_metadata(spec), **(metadata or {})}.items():
         _add_value(writer, key, value)
-    weights = RandomWeights(spec, seed)
+    weights = weights or RandomWeights(spec, seed)
     for name, shape in spec.weight_shapes().items():
         array = weights.read(name)
         if spec.family == "llama" and name.split(".bias")[0].endswith(("attn.q", "attn.k")):

@@ -52,21 +52,27 @@ def logits(
         prefix = f"layers.{index}."
         if prefix + "attn" not in skip:
             normed = ops.rms_norm(x, prefix + "attn_norm", spec.norm_eps)
-            x = ops.add(x, _attention(ops, normed, first_kv_layer + index, layer.mixer, prefix + "attn."))
+            x = ops.add(x, attention(ops, normed, first_kv_layer + index, layer.mixer, prefix + "attn."))
         if prefix + "mlp" not in skip:
             normed = ops.rms_norm(x, prefix + "mlp_norm", spec.norm_eps)
-            x = ops.add(x, _mlp(ops, normed, layer.mlp, prefix + "mlp."))
+            x = ops.add(x, mlp(ops, normed, layer.mlp, prefix + "mlp."))
     if spec.num_layers in captures:
         ops.capture(hidden_name(spec.num_layers), ops.rms_norm(x, "final_norm", spec.norm_eps))
     x = ops.rms_norm(ops.select_outputs(x), "final_norm", spec.norm_eps)
     return ops.linear(x, (output or spec.output_weight,))
 
 
-def _attention(ops: Ops[V], x: V, layer: int, spec: AttentionSpec, prefix: str) -> V:
+def attention(ops: Ops[V], x: V, layer: int, spec: AttentionSpec, prefix: str) -> V:
+    """An attention layer over the normed x [R, E]: [R, E]. layer  of the KV store; prefix  of its weights' names"""
     names = tuple(prefix + part for part in "qkv")
     biases = tuple(f"{name}.bias" if spec.qkv_bias else None for name in names)
+    return attend(ops, ops.linear(x, names, biases), layer, spec, prefix)
+
+
+def attend(ops: Ops[V], qkv: V, layer: int, spec: AttentionSpec, prefix: str) -> V:
+    """An attention layer behind its first projection: qkv [R, (H + 2 G) D] side by side."""
     key_width = spec.num_kv_heads * spec.head_dim
-    q, k, v = ops.split(ops.linear(x, names, biases), (spec.num_heads * spec.head_dim, key_width, key_width))
+    q, k, v = ops.split(qkv, (spec.num_heads * spec.head_dim, key_width, key_width))
     q = ops.rope(q, spec.num_heads, spec.rope)
     k = ops.rope(k, spec.num_kv_heads, spec.rope)
     ops.write_kv(layer, k, v, spec)
@@ -74,7 +80,9 @@ def _attention(ops: Ops[V], x: V, layer: int, spec: AttentionSpec, prefix: str) 
     return ops.linear(mixed, (prefix + "o",), (prefix + "o.bias" if spec.out_bias else None,))
 
 
-def _mlp(ops: Ops[V], x: V, spec: DenseMlpSpec, prefix: str) -> V:
+def mlp(ops: Ops[V], x: V, spec: DenseMlpSpec, prefix: str) -> V:
+    """down(silu(gate(x)) * up(x)) of the normed x [R, E]: [R, E]."""
+
     def bias(name: str) -> str | None:
         return f"{prefix}{name}.bias" if spec.bias else None
 

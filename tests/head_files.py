@@ -1,0 +1,168 @@
+"""Checkpoints of trained heads in their published layouts, written by tests; a target that a head can predict exactly.
+
+Names of tensors are spelled out here a second time on purpose, as a check on `forerun.models.files.heads_*`.
+"""
+
+import json
+import pickle
+import sys
+import types
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from safetensors.numpy import save_file
+
+from forerun.backends.reference import round_to_bf16
+from forerun.models.spec import ModelSpec
+from tests.text.vocabularies import byte_level
+from tests.tiny import RandomWeights, tiny_spec, write_tiny_gguf
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def random(shape: tuple[int, ...], seed: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
+    """Normal numbers that bfloat16 holds."""
+    return round_to_bf16(np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale))
+
+
+def write(folder: Path, config: Mapping[str, Any], arrays: Arrays, file: str = "model.safetensors") -> Path:
+    """A head's folder. file  its ending says which format"""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if file.endswith(".safetensors"):
+        save_file(arrays, folder / file)
+    else:
+        write_torch(folder / file, arrays)
+    return folder
+
+
+# ---- Medusa ----
+
+
+def medusa_arrays(
+    hidden: int, vocab: int, heads: int, blocks: int = 1, output: bool = True, prefix: str = ""
+) -> Arrays:
+    """Random Medusa heads."""
+    arrays: Arrays = {}
+    for head in range(heads):
+        for block in range(blocks):
+            seed = 10 * head + block
+            arrays[f"{prefix}{head}.{block}.linear.weight"] = random((hidden, hidden), seed, hidden**-0.5)
+            arrays[f"{prefix}{head}.{block}.linear.bias"] = random((hidden,), seed + 100, 0.1)
+        if output:
+            arrays[f"{prefix}{head}.{blocks}.weight"] = random((vocab, hidden), head + 200, 0.3)
+    return arrays
+
+
+def medusa_config(heads: int, blocks: int = 1) -> dict[str, Any]:
+    return {"medusa_num_heads": heads, "medusa_num_layers": blocks, "base_model_name_or_path": "tiny"}
+
+
+# ---- PyTorch files, without PyTorch ----
+
+
+def write_torch(path: Path, arrays: Mapping[str, npt.NDArray[Any]], classes: Mapping[str, Any] | None = None) -> None:
+    """A zip file as torch.save writes it. Stand-ins for the names that its pickle refers to live here only."""
+    torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+
+    def rebuild(*_: Any) -> None: ...
+
+    rebuild.__module__, rebuild.__qualname__, rebuild.__name__ = "torch._utils", *(["_rebuild_tensor_v2"] * 2)
+    utils._rebuild_tensor_v2 = rebuild  # type: ignore[attr-defined]
+    kinds = {np.float32: "FloatStorage", np.float16: "HalfStorage", np.int64: "LongStorage", np.bool_: "BoolStorage"}
+    storages = {}
+    for kind, name in kinds.items():
+        storages[kind] = type(name, (), {"__module__": "torch"})
+        setattr(torch, name, storages[kind])
+
+    class Tensor:
+        def __init__(self, key: str, array: npt.NDArray[Any]) -> None:
+            self.key, self.array = key, array
+
+    class Storage(Tensor):
+        pass
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, thing: Any) -> Any:
+            if isinstance(thing, Storage):
+                return ("storage", storages[thing.array.dtype.type], thing.key, "cpu", thing.array.size)
+            return None
+
+        def reducer_override(self, thing: Any) -> Any:
+            if type(thing) is Tensor:
+                strides = tuple(stride // thing.array.itemsize for stride in thing.array.strides)
+                return rebuild, (Storage(thing.key, thing.array), 0, thing.array.shape, strides, False, {})
+            return NotImplemented
+
+    with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(path, "w") as archive:
+        patch.setitem(sys.modules, "torch", torch)
+        patch.setitem(sys.modules, "torch._utils", utils)
+        with archive.open("archive/data.pkl", "w") as file:
+            Pickler(file, 2).dump({name: Tensor(str(i), array) for i, (name, array) in enumerate(arrays.items())})
+        for index, array in enumerate(arrays.values()):
+            archive.writestr(f"archive/data/{index}", array.tobytes())
+
+
+# ---- a target whose next token follows from the last one ----
+
+
+def vocabulary() -> dict[str, Any]:
+    """Tokenizer metadata of the tiny models."""
+    return byte_level("smollm")[1]
+
+
+VOCAB = len(vocabulary()["tokenizer.ggml.tokens"])
+LOOKUP_SPEC = replace(
+    tiny_spec("llama", tied=False, layers=4, hidden=704, heads=4, kv_heads=2, head_dim=16, intermediate=32),
+    vocab_size=VOCAB,
+    max_context=512,
+)
+NEXT = np.random.default_rng(11).permutation(VOCAB)  # token -> the one that follows
+
+
+class LookupWeights(RandomWeights):
+    """Layers add nothing, token t is the t-th unit vector, and the output matrix looks up its successor."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        values = np.zeros(self.shape(name), np.float32)
+        if name == "embed":
+            values[np.arange(VOCAB), np.arange(VOCAB)] = 1.0
+        elif name == "output":
+            values[NEXT, np.arange(VOCAB)] = 0.5
+        elif name.endswith("norm"):
+            values += 1.0
+        return np.ascontiguousarray(values[start:stop])
+
+
+def follower(times: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
+    """[VOCAB, E] matrix that takes token t's unit vector to that of the token `times` steps behind it."""
+    matrix = np.zeros((VOCAB, LOOKUP_SPEC.hidden), np.float32)
+    tokens = np.arange(VOCAB)
+    target = tokens
+    for _ in range(times):
+        target = NEXT[target]
+    matrix[target, tokens] = scale
+    return matrix
+
+
+def square(matrix: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The same, [E, E]."""
+    padded = np.zeros((LOOKUP_SPEC.hidden, LOOKUP_SPEC.hidden), np.float32)
+    padded[:VOCAB] = matrix
+    return padded
+
+
+RANDOM_SPEC = replace(tiny_spec("llama", tied=False, layers=5), vocab_size=VOCAB)
+
+
+def write_target(path: Path, spec: ModelSpec) -> Path:
+    """A target with a tokenizer: LOOKUP_SPEC's weights, or random ones."""
+    weights = LookupWeights(spec) if spec == LOOKUP_SPEC else RandomWeights(spec, 3)
+    write_tiny_gguf(path, spec, metadata=vocabulary(), weights=weights)
+    return path
