@@ -4,11 +4,10 @@ changes nothing."""
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from forerun.bench.lossless import Cell, Setting, answer_one_plainly, compare
+from forerun.bench.lossless import Setting, answer_one_plainly, compare
 from forerun.bench.verify import make_cells
 from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions

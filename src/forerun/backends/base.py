@@ -158,7 +158,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A forward pass beside the target's, over the same KV store: a draft model, or part of the target.
+    """A forward pass beside the target's, as a rule over the same KV store: a draft model, or part of the target.
 
     name     for messages
     model    whose weights it reads. The target's own LoadedModel object: the loaded weights are shared
@@ -167,6 +167,7 @@ class ProgramSpec:
     weights  format of the weights as a backend's users choose it; None: as the target's
     shapes   logical weights that it may read, with their shapes; None: those of the model's spec
     further  weights beside the model's, under names that the model lacks: a trained head reads both
+    kv       layout of a KV store of its own, whose layers are numbered from 0; None: it works on the target's store
     """
 
     name: str
@@ -176,6 +177,7 @@ class ProgramSpec:
     weights: str | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
     further: Weights | None = None
+    kv: KvLayout | None = None
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -238,7 +240,7 @@ class DraftProgram(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory held beyond what is shared with the target: weights and workspace."""
+        """Memory held beyond what is shared with the target: weights, workspace, and a KV store of its own."""
         ...
 
 

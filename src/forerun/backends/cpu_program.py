@@ -58,6 +58,7 @@ class CpuProgram:
         self._loader: Loader
         self.packed_bytes = 0  # of matrices, beyond what it shares with another program
         self.vector_bytes = 0
+        self.kv_bytes = 0  # of a store of its own
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
         """Turn a recording into the native program."""
@@ -138,7 +139,7 @@ class CpuProgram:
 
     @property
     def num_bytes(self) -> int:
-        return self.weight_bytes + self.workspace_bytes
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
 
 
 class _ProgramBuilder:

@@ -296,8 +296,9 @@ class ReferenceBackend:
         known = self._weights if spec.model is self._model else {}
         wanted = {name: shape for name, shape in spec.weight_shapes.items() if name not in known}
         weights = {**known, **_read_weights(spec.all_weights, wanted, progress)}
+        kv = self._store() if spec.kv is None else KvStore(spec.kv)
         tables = _RopeTables((), spec.limits.max_model_len)
-        return ReferenceProgram(weights, tables, spec.forward, self._store(), spec.all_weights)
+        return ReferenceProgram(weights, tables, spec.forward, kv, spec.all_weights)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""

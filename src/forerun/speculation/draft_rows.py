@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.batch import Batch
-from forerun.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class SequenceRows:
     """What one sequence brings to a drafter's pass.
 
+    blocks      physical blocks in logical order
     tokens      [n] ids as the draft program knows them
     positions   [n]
     logical     [n] logical slots
@@ -22,7 +22,7 @@ class SequenceRows:
     outputs     number of rows, the last ones, whose logits are wanted
     """
 
-    sequence: Sequence
+    blocks: Seq[int]
     tokens: Seq[int]
     positions: Seq[int]
     logical: Seq[int]
@@ -40,18 +40,18 @@ def make_rows(parts: Seq[SequenceRows], block_size: int) -> Batch:
     query_start = [0]
     output_rows: list[int] = []
     for part in parts:
-        blocks = part.sequence.block_ids
+        blocks = part.blocks
         tokens += part.tokens
         positions += part.positions
         slots += [blocks[index // block_size] * block_size + index % block_size for index in part.logical]
         ancestors += part.ancestors
         output_rows += range(len(tokens) - part.outputs, len(tokens))
         query_start.append(len(tokens))
-    longest = max(len(part.sequence.block_ids) for part in parts)
+    longest = max(len(part.blocks) for part in parts)
     table = array("i")
     for part in parts:
-        table.extend(part.sequence.block_ids)
-        table.extend([-1] * (longest - len(part.sequence.block_ids)))
+        table.extend(part.blocks)
+        table.extend([-1] * (longest - len(part.blocks)))
     return Batch(
         tokens=np.array(tokens, np.int32),
         positions=np.array(positions, np.int32),

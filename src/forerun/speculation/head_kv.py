@@ -9,8 +9,10 @@ completed: they are filled, but what they are called is known only when they no 
 """
 
 from forerun.sequence import Sequence
-from forerun.speculation.draft_kv import DraftKv
-from forerun.speculation.drafter import Computed
+from forerun.speculation.draft_kv import StackKv
+from forerun.speculation.draft_vocabulary import SameVocabulary
+from forerun.speculation.drafter import Computed, Seen
+from forerun.speculation.host import DraftHost
 
 
 def progress_key(name: str) -> str:
@@ -38,9 +40,10 @@ TRUSTED_BLOCKS = 2  # that one step may complete
 class HeadKv:
     """Progress of a head's stack over all sequences. name  the drafter's"""
 
-    def __init__(self, name: str, block_size: int) -> None:
-        self._name, self._block_size = name, block_size
-        self._kv = DraftKv(name, block_size)
+    def __init__(self, name: str, host: DraftHost) -> None:
+        assert host.layout is not None, "a drafter loads when the KV memory is there"
+        self._name, self._block_size = name, host.layout.block_size
+        self._kv = StackKv(name, self._block_size, SameVocabulary(host.target.model.spec.vocab_size))
         self._cached: dict[int, int] = {}  # sequence id -> leading tokens that came from the cache
         self._unknown: set[int] = set()  # sequences whose cached blocks nobody is known to have filled
 
@@ -57,15 +60,22 @@ class HeadKv:
         self._kv.write(sequence, start, stop)
 
     def fill(self, sequence: Sequence, num_filled: int) -> None:
-        """Slots up to num_filled hold the sequence's tokens; called again after every draw, which names its blocks."""
+        """Slots up to num_filled hold the sequence's tokens."""
         if sequence.id in self._cached and sequence.id not in self._unknown and self._kv.is_ready(sequence):
             self._kv.advance(sequence, num_filled)
 
-    def join(self, sequence: Sequence) -> None:
-        """The sequence has drawn, so that the digests of its blocks are known. No effect the second time."""
-        if self._kv.is_ready(sequence) or sequence.id not in self._cached:
+    def observe(self, seen: Seen, num_filled: int) -> None:
+        """The sequence has drawn, so that the digests of its blocks are known, as far as they are complete."""
+        sequence = seen.sequence
+        if sequence.is_finished or sequence.id not in self._cached:
             return
-        self._kv.join(sequence)
+        if not self._kv.is_ready(sequence):
+            self._kv.observe(sequence, seen.outcome, None, 0)
+            self._check(sequence)
+        self.fill(sequence, num_filled)
+
+    def _check(self, sequence: Sequence) -> None:
+        """Are the blocks filled that came from the cache?"""
         whole = self._cached[sequence.id] // self._block_size * self._block_size
         if self._kv.num_seen(sequence) < whole - TRUSTED_BLOCKS * self._block_size:
             self._unknown.add(sequence.id)

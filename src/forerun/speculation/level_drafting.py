@@ -20,7 +20,6 @@ Source: chains, Leviathan et al., arXiv:2211.17192; trees, EAGLE-2 (tree_search)
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +29,9 @@ from forerun.batch import DrawRequest
 from forerun.sampling.request import make_draw
 from forerun.sequence import Sequence
 from forerun.speculation.candidates import choose, draw_one
-from forerun.speculation.draft_kv import DraftKv
+from forerun.speculation.draft_kv import DraftKv, StackKv
 from forerun.speculation.draft_rows import SequenceRows, make_rows, split_rows
+from forerun.speculation.draft_vocabulary import DraftVocabulary, SameVocabulary
 from forerun.speculation.drafter import Ask, Seen
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
@@ -62,40 +62,6 @@ class DraftSettings:
     catch_up_rows: int = CATCH_UP_ROWS
 
 
-class DraftVocabulary(Protocol):
-    """How a draft program's ids correspond to the target's."""
-
-    @property
-    def columns(self) -> npt.NDArray[np.int32]:
-        """[C] target id of each column of the logits, -1 for columns that are never proposed."""
-        ...
-
-    def to_draft(self, tokens: Seq[int]) -> Seq[int]:
-        """[n] target ids as ids of the program's embedding table, one each."""
-        ...
-
-    def prepare(self, sequences: Seq[Sequence]) -> None:
-        """These sequences are drafted for next."""
-        ...
-
-
-class SameVocabulary:
-    """The draft's ids are the target's. Implements DraftVocabulary."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._columns = np.arange(vocab_size, dtype=np.int32)
-
-    @property
-    def columns(self) -> npt.NDArray[np.int32]:
-        return self._columns
-
-    def to_draft(self, tokens: Seq[int]) -> Seq[int]:
-        return tokens
-
-    def prepare(self, sequences: Seq[Sequence]) -> None:
-        """Nothing depends on the sequences."""
-
-
 def draft_limits(host: DraftHost, settings: DraftSettings) -> Limits:
     """Sizes of a draft program's batches."""
     outputs = max(host.max_rows, host.max_num_seqs, settings.width)
@@ -117,6 +83,7 @@ class LevelDrafting:
     """Drafts with one program. Calls as in Drafter.
 
     vocabulary  None: the target's own
+    kv          None: a stack in the target's blocks, or the target's own with settings.is_target
     """
 
     def __init__(
@@ -125,14 +92,15 @@ class LevelDrafting:
         settings: DraftSettings,
         host: DraftHost,
         vocabulary: DraftVocabulary | None = None,
+        kv: DraftKv | None = None,
     ) -> None:
         assert host.layout is not None, "a drafter loads when the KV memory is there"
         self._program, self._settings, self._host = program, settings, host
         self._limits = draft_limits(host, settings)
-        self._block_size = host.layout.block_size
-        self._kv = DraftKv(settings.name, self._block_size, settings.is_target)
         self._vocab_size = host.target.model.spec.vocab_size
         self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(self._vocab_size)
+        size, is_target = host.layout.block_size, settings.is_target
+        self._kv: DraftKv = kv or StackKv(settings.name, size, self._vocabulary, is_target)
         self._runs: dict[int, _Run] = {}  # sequence id -> draft that is being verified
 
     # ---- the drafter's calls ----
@@ -150,19 +118,10 @@ class LevelDrafting:
     def observe(self, seen: Seq[Seen]) -> None:
         """Keep the KV of accepted nodes that lie where their tokens belong."""
         for one in seen:
-            sequence, run = one.sequence, self._runs.pop(one.sequence.id, None)
-            if sequence.is_finished:
-                continue
-            self._kv.join(sequence)
-            if run is None or self._settings.is_target:
-                continue
-            depth = 0
-            for row in one.outcome.accepted:
-                path = run.search.path_in_slot(row)
-                if path is None or path != sequence.tokens[run.root + 1 : run.root + 2 + depth]:
-                    break
-                depth += 1
-            self._kv.advance(sequence, run.root + 1 + depth)
+            run = self._runs.pop(one.sequence.id, None)
+            if not one.sequence.is_finished:
+                search, root = (run.search, run.root) if run else (None, 0)
+                self._kv.observe(one.sequence, one.outcome, search, root)
 
     def end(self, sequence_id: int) -> None:
         """The sequence is gone."""
@@ -174,41 +133,44 @@ class LevelDrafting:
     def _start(self, ask: Ask) -> _Run | None:
         """A search without candidates, None when the sequence cannot be drafted for."""
         sequence, settings = ask.sequence, self._settings
-        depth = min(ask.max_depth, ask.max_nodes, settings.max_depth, self._limits.max_model_len - len(sequence.tokens))
-        if depth < 1 or not self._kv.is_ready(sequence):
+        if not self._kv.is_ready(sequence):
+            return None
+        length = self._kv.length(sequence)
+        left = min(self._limits.max_model_len, self._kv.capacity(sequence)) - length
+        depth = min(ask.max_depth, ask.max_nodes, settings.max_depth, left)
+        if depth < 1:
             return None
         # Drawn nodes form a chain: what is kept of a tree may not depend on what was drawn in it.
         width = 1 if self._is_drawn(sequence) else settings.width
         root = sequence.tokens[-1]
-        search = TreeSearch(root, ask.max_nodes, depth, width, settings.min_survival)
-        return _Run(sequence, search, make_draw(sequence, DraftTree.root_only(root), 0), len(sequence.tokens) - 1)
+        search = TreeSearch(root, min(ask.max_nodes, left), depth, width, settings.min_survival)
+        return _Run(sequence, search, make_draw(sequence, DraftTree.root_only(root), 0), length - 1)
 
     def _catch_up(self, runs: list[_Run]) -> None:
         """Compute what the stack has not seen, those who lack least first; the complete ones enter self._runs."""
         self._vocabulary.prepare([run.sequence for run in runs])
         lacking = sorted((run.root + 1 - self._kv.num_seen(run.sequence), index) for index, run in enumerate(runs))
         rows_left = self._limits.max_rows
-        parts, complete = [], []
+        parts, complete, ends = [], [], []
         for num_lacking, index in lacking:
             run, count = runs[index], min(num_lacking, rows_left)
             if count == 0:
                 break
             rows_left -= count
             start = run.root + 1 - num_lacking
-            tokens = self._vocabulary.to_draft(run.sequence.tokens[start : start + count])
+            tokens, blocks = self._kv.tokens(run.sequence, start, start + count), self._kv.blocks(run.sequence)
             span = range(start, start + count)
             is_complete = count == num_lacking
-            parts.append(SequenceRows(run.sequence, tokens, span, span, [0] * count, run.root, int(is_complete)))
+            parts.append(SequenceRows(blocks, tokens, span, span, [0] * count, run.root, int(is_complete)))
             self._kv.write(run.sequence, start, start + count)
+            ends.append((run.sequence, start + count))
             if is_complete:
                 complete.append(run)
         if not parts:
             return
-        parts.sort(key=lambda part: part.outputs == 0)  # outputs come in the order of the complete runs
-        self._compute(complete, parts)
-        for part in parts:
-            if not self._settings.is_target:
-                self._kv.advance(part.sequence, part.positions[-1] + 1)
+        self._compute(complete, parts)  # at most the last part is cut short and has no output
+        for sequence, end in ends:
+            self._kv.advance(sequence, end)
         self._runs = {run.sequence.id: run for run in complete}
 
     def _frontier(self, run: _Run) -> SequenceRows:
@@ -217,7 +179,7 @@ class LevelDrafting:
         logical = [run.root + search.number(node) for node in nodes]
         self._kv.write(run.sequence, logical[0], logical[-1] + 1)
         return SequenceRows(
-            run.sequence,
+            self._kv.blocks(run.sequence),
             self._vocabulary.to_draft([search.token(node) for node in nodes]),
             [run.root + search.depth(node) for node in nodes],
             logical,
@@ -230,7 +192,7 @@ class LevelDrafting:
         """Run the parts, and add what each frontier row proposes to its search. Parts with outputs belong to `runs`."""
         waiting = iter(runs)
         for group in split_rows(parts, self._limits.max_rows, self._limits.max_outputs):
-            result = self._program.forward(make_rows(group, self._block_size))
+            result = self._program.forward(make_rows(group, self._kv.block_size))
             output = 0
             for part in group:
                 if part.outputs == 0:
@@ -251,7 +213,7 @@ class LevelDrafting:
     def _tree(self, run: _Run | None) -> DraftTree | None:
         if run is None or run.sequence.id not in self._runs:
             return None
-        return run.search.tree(self._settings.name)
+        return self._vocabulary.tree(run.search, self._settings.name)
 
     def _is_drawn(self, sequence: Sequence) -> bool:
         """Are its nodes drawn at random? A greedy request's never are."""

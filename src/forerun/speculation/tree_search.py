@@ -28,7 +28,7 @@ class TreeSearch:
     """Candidates below `root`; candidate 0 is the root itself.
 
     width         children of a candidate that level_drafting proposes, and size of a frontier
-    min_survival  candidates less likely than this are not expanded
+    min_survival  candidates less likely than this are neither expanded nor kept
     """
 
     def __init__(self, root: int, max_nodes: int, max_depth: int, width: int = 1, min_survival: float = 0.0) -> None:
@@ -118,11 +118,11 @@ class TreeSearch:
         return self.path(self._computed[number]) if number < len(self._computed) else None
 
     def tree(self, source: str) -> DraftTree | None:
-        """The finished tree; None when nothing was proposed."""
-        if len(self._tokens) == 1:
-            return None
+        """The finished tree; None when it is empty."""
         behind = len(self._computed)
         kept = [0, *sorted(self._best(), key=lambda node: (self._number.get(node, behind), node))]
+        if len(kept) == 1:
+            return None
         row_of = {node: row for row, node in enumerate(kept)}
         return DraftTree(
             tuple(self._tokens[node] for node in kept),
@@ -134,5 +134,5 @@ class TreeSearch:
 
     def _best(self) -> list[int]:
         """The max_nodes candidates of largest value, closed under parents: a parent comes before its child in ties."""
-        nodes = sorted(range(1, len(self._tokens)), key=lambda node: (-self._values[node], node))
-        return nodes[: self._max_nodes]
+        likely = (node for node in range(1, len(self._tokens)) if self._values[node] >= self._min_survival)
+        return sorted(likely, key=lambda node: (-self._values[node], node))[: self._max_nodes]

@@ -128,7 +128,7 @@ class MedusaDrafter:
 def _one_row(sequence: Sequence) -> SequenceRows:
     """The last token's row; the pass reads neither its token nor its slot."""
     last = [len(sequence.tokens) - 1]
-    return SequenceRows(sequence, [0], last, last, [0], last[0], 1)
+    return SequenceRows(sequence.block_ids, [0], last, last, [0], last[0], 1)
 
 
 register("medusa", MedusaDrafter)
