@@ -166,3 +166,79 @@ def write_target(path: Path, spec: ModelSpec) -> Path:
     weights = LookupWeights(spec) if spec == LOOKUP_SPEC else RandomWeights(spec, 3)
     write_tiny_gguf(path, spec, metadata=vocabulary(), weights=weights)
     return path
+
+
+# ---- EAGLE ----
+
+KV_HEADS, HEADS, HEAD_DIM, INTERMEDIATE = 2, 4, 16, 48
+
+
+def eagle_config(version: int, hidden: int, vocab: int, **changes: Any) -> dict[str, Any]:
+    """config.json of an EAGLE head."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3" if version == 3 else "LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": INTERMEDIATE,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "vocab_size": vocab,
+        "torch_dtype": "float16",
+        "use_cache": True,
+    }
+    config |= {"draft_vocab_size": 40} if version == 3 else {"bias": True}
+    return {key: value for key, value in {**config, **changes}.items() if value is not None}
+
+
+def layer_arrays(stem: str, inputs: int, hidden: int, seed: int) -> Arrays:
+    """A decoder layer whose attention reads `inputs` numbers."""
+    wide, narrow = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    shapes = {
+        "self_attn.q_proj": (wide, inputs),
+        "self_attn.k_proj": (narrow, inputs),
+        "self_attn.v_proj": (narrow, inputs),
+        "self_attn.o_proj": (hidden, wide),
+        "mlp.gate_proj": (INTERMEDIATE, hidden),
+        "mlp.up_proj": (INTERMEDIATE, hidden),
+        "mlp.down_proj": (hidden, INTERMEDIATE),
+    }
+    arrays = {f"{stem}.{n}.weight": random(s, seed + i, s[1] ** -0.5) for i, (n, s) in enumerate(shapes.items())}
+    return {**arrays, f"{stem}.post_attention_layernorm.weight": 1 + random((hidden,), seed + 50, 0.1)}
+
+
+def eagle1_arrays(hidden: int, bias: bool = True, embed: int = 0, layers: int = 1) -> Arrays:
+    """Random EAGLE-1 head."""
+    arrays: Arrays = {"fc.weight": random((hidden, 2 * hidden), 1, (2 * hidden) ** -0.5)}
+    if bias:
+        arrays["fc.bias"] = random((hidden,), 2, 0.1)
+    if embed:
+        arrays["embed_tokens.weight"] = random((embed, hidden), 3, 0.3)
+    for index in range(layers):
+        arrays |= layer_arrays(f"layers.{index}", hidden, hidden, 100 + 100 * index)
+        if index:
+            arrays[f"layers.{index}.input_layernorm.weight"] = 1 + random((hidden,), 5, 0.1)
+    return arrays
+
+
+def eagle3_arrays(hidden: int, vocab: int, columns: int, target_hidden: int = 0, stem: str = "midlayer") -> Arrays:
+    """Random EAGLE-3 head over a draft vocabulary of `columns` tokens spread over the target's."""
+    ids = np.sort(np.random.default_rng(4).choice(vocab, columns, replace=False)).astype(np.int64)
+    known = np.zeros(vocab, np.bool_)
+    known[ids] = True
+    return {
+        "fc.weight": random((hidden, 3 * (target_hidden or hidden)), 1, (3 * hidden) ** -0.5),
+        **layer_arrays(stem, 2 * hidden, hidden, 200),
+        f"{stem}.hidden_norm.weight": 1 + random((hidden,), 5, 0.1),
+        f"{stem}.input_layernorm.weight": 1 + random((hidden,), 6, 0.1),
+        "norm.weight": 1 + random((hidden,), 7, 0.1),
+        "lm_head.weight": random((columns, hidden), 8, 0.3),
+        "d2t": ids - np.arange(columns),
+        "t2d": known,
+    }

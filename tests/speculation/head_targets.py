@@ -17,6 +17,9 @@ OPTIONS = {
     **{table: EngineOptions(block_size=16, isa=table) for table in TABLES},
     "reference": EngineOptions(block_size=16, backend="reference"),
 }
+EXACT = "exact"  # nothing is rounded
+EVERY = tuple(OPTIONS)
+OPTIONS[EXACT] = EngineOptions(block_size=16, backend="reference", kv_format="fp32")
 TARGETS = {"lookup": LOOKUP_SPEC, "random": RANDOM_SPEC}
 BEST = TABLES[0]
 
@@ -43,7 +46,7 @@ def prompts(count: int, length: int = 40) -> list[list[int]]:
 
 
 def following(count: int, length: int = 40) -> list[list[int]]:
-    """Prompts that go on as the lookup target would: heads that never see the last token can be right from the start."""
+    """Prompts that go on as the lookup target would: heads that never see the last token are right from the start."""
     texts = []
     for index in range(count):
         tokens = [5 + 40 * index]

@@ -7,7 +7,7 @@ from forerun.errors import ModelFileError, ModelNotFound, UnsupportedModel, Usag
 from forerun.llm import LLM
 from forerun.speculation.drafter import make_drafter
 from tests.head_files import LOOKUP_SPEC, RANDOM_SPEC, VOCAB, follower, medusa_arrays, medusa_config, write
-from tests.speculation.head_targets import BEST, OPTIONS, check_lossless, following, loader, run, wish
+from tests.speculation.head_targets import BEST, EVERY, OPTIONS, check_lossless, following, loader, run, wish
 
 HEADS = 4
 
@@ -40,7 +40,7 @@ def random_heads(tmp_path_factory):
 class TestHeadsThatKnowTheTarget:
     """Every node of a chain is accepted: a hidden state of another row, step or sequence would miss."""
 
-    @pytest.mark.parametrize("backend", OPTIONS)
+    @pytest.mark.parametrize("backend", EVERY)
     def test_are_always_right(self, target, perfect, backend):
         stats = run(target("lookup", backend), wish("medusa", perfect, width=1), backend=backend)
         assert stats.accepted == stats.drafted >= 3 * 17
@@ -99,7 +99,7 @@ class TestHeadsThatKnowTheTarget:
 
 
 @pytest.mark.parametrize("width", [1, 4])
-@pytest.mark.parametrize("backend", OPTIONS)
+@pytest.mark.parametrize("backend", EVERY)
 def test_no_head_changes_an_answer(target, random_heads, backend, width):
     drafted, _ = check_lossless(target("random", backend), wish("medusa", random_heads, depth=6, width=width), backend)
     assert drafted > 50

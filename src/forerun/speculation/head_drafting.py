@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from forerun.backends.base import Limits
+from forerun.backends.base import DraftProgram, Limits
 from forerun.errors import UsageError
 from forerun.sampling.request import make_draw
 from forerun.sequence import Sequence
 from forerun.speculation.candidates import Candidates, choose, draw_one
+from forerun.speculation.draft_rows import SequenceRows, make_rows
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
@@ -53,3 +54,14 @@ class Chooser:
         if self.is_drawn:
             return draw_one(row, self._columns, self._draw, path, self._host.target.model.spec.vocab_size)
         return choose(row, self._columns, self._draw, path, self.width)
+
+
+def run_rows(program: DraftProgram, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[R, C] results of a pass that reads nothing but features [R, ...], in parts of PASS_ROWS rows."""
+    results = []
+    for start in range(0, len(features), PASS_ROWS):
+        part = np.ascontiguousarray(features[start : start + PASS_ROWS])
+        count = len(part)
+        rows = SequenceRows([0], [0] * count, [0] * count, [0] * count, [0] * count, -1, count)
+        results.append(program.forward(make_rows([rows], PASS_ROWS), part).logits(range(count)))
+    return np.concatenate(results)

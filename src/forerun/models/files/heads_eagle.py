@@ -116,7 +116,7 @@ def _captures(config: Settings, target: ModelSpec) -> tuple[int, ...]:
     captures = tuple(layer + 1 for layer in named)  # the output of a layer enters the next one
     if len(set(captures)) != len(captures) or not all(0 <= index < target.num_layers for index in captures):
         raise UnsupportedModel(
-            f"{config.where}: EAGLE-3 reads what enters layers {captures}, but the model has {target.num_layers}; "
+            f"{config.where}: EAGLE-3 reads what enters layers {captures}, the model has {target.num_layers} layers; "
             "give a head that was trained for this model"
         )
     return captures
