@@ -19,7 +19,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from forerun.backends.reference import round_to_bf16
-from forerun.models.spec import ModelSpec
+from forerun.models.heads import BlockSpec
+from forerun.models.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.text.vocabularies import byte_level
 from tests.tiny import RandomWeights, tiny_spec, write_tiny_gguf
 
@@ -242,3 +243,23 @@ def eagle3_arrays(hidden: int, vocab: int, columns: int, target_hidden: int = 0,
         "d2t": ids - np.arange(columns),
         "t2d": known,
     }
+
+
+# ---- block head ----
+
+
+def block_spec(hidden: int, captures: tuple[int, ...], columns: int, **changes: Any) -> BlockSpec:
+    """A block head of five rows and two layers."""
+    mixer = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, RopeSpec(10000.0, HEAD_DIM), HEAD_DIM**-0.5)
+    layer = LayerSpec(mixer, DenseMlpSpec(INTERMEDIATE))
+    spec = BlockSpec(hidden, captures, (layer, layer), 1e-5, size=5, mask_token=3, num_columns=columns)
+    return replace(spec, **changes)
+
+
+def block_arrays(spec: BlockSpec, vocab: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Random weights of a block head."""
+    arrays = {}
+    for seed, (name, shape) in enumerate({**spec.weight_shapes(), **spec.array_shapes(vocab)}.items()):
+        scale = 0.3 if name in ("head.output", "head.mask_hidden", "head.positions") else shape[-1] ** -0.5
+        arrays[name] = 1 + random(shape, seed, 0.1) if "norm" in name else random(shape, seed, scale)
+    return arrays

@@ -83,3 +83,30 @@ def eagle3(arrays: dict[str, Any], embedded: Float32, features: Float32) -> Floa
 def eagle3_scores(arrays: dict[str, Any], states: Float32) -> Float32:
     """[n, C] scores over the draft vocabulary."""
     return norm(states, arrays["norm.weight"]) @ arrays["lm_head.weight"].T
+
+
+def block_head(
+    arrays: dict[str, Any], spec: Any, hidden: Float32, rows: Float32, position: int
+) -> tuple[Float32, Float32]:
+    """Fused hidden states [n, E] of committed tokens, and the normed states [d, E] of a block's rows behind them.
+
+    hidden    [n, captures * E]   rows  [d, E] inputs of the block, without the fused state of row 0, which is added
+    position  of row 0, n
+    """
+    parts = np.split(hidden, len(spec.captures), axis=1)
+    fused = sum(norm(part, arrays[f"head.feature_norm.{i}"]) @ arrays[f"head.fc.{i}"].T for i, part in enumerate(parts))
+    x = rows.copy()
+    x[0] += fused[-1]
+    context, own = np.arange(position), position + np.arange(len(x))
+    visible = np.concatenate([np.ones((len(x), position), bool), own[:, None] >= own], axis=1)
+    for index in range(len(spec.layers)):
+        w = {part: arrays[f"head.layers.{index}.{part}"] for part in ("attn_norm", "mlp_norm")}
+        q, k, v, o = (arrays[f"head.layers.{index}.attn.{part}"] for part in "qkvo")
+        gate, up, down = (arrays[f"head.layers.{index}.mlp.{part}"] for part in ("gate", "up", "down"))
+        read, before = norm(x, w["attn_norm"]), norm(fused, w["attn_norm"])
+        keys = np.concatenate([rotate(before @ k.T, KV_HEADS, context), rotate(read @ k.T, KV_HEADS, own)])
+        values = np.concatenate([before @ v.T, read @ v.T])
+        x = x + attention(rotate(read @ q.T, HEADS, own), keys, values, visible) @ o.T
+        h = norm(x, w["mlp_norm"])
+        x = x + (silu(h @ gate.T) * (h @ up.T)) @ down.T
+    return fused, norm(x, arrays["head.norm"])

@@ -1,17 +1,26 @@
 """Targets for drafters with trained heads, and what the tests of all of them do with a loaded engine."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
+from forerun.backends.base import Limits, LoadedModel
+from forerun.backends.reference import ReferenceBackend
 from forerun.bench.lossless import Setting, answer_one_plainly, compare
 from forerun.bench.verify import make_cells
+from forerun.cache.layout import KvLayout, KvStack
 from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
+from forerun.models.decoder import hidden_name
 from forerun.sequence import SamplingParams
 from tests.backends.native_ops import TABLES
 from tests.head_files import LOOKUP_SPEC, NEXT, RANDOM_SPEC, write_target
+from tests.steps import Rows, make_batch
+from tests.tiny import RandomWeights
 
 OPTIONS = {
     **{table: EngineOptions(block_size=16, isa=table) for table in TABLES},
@@ -64,6 +73,87 @@ def run(llm: LLM, speculation: Any, count: int = 3, backend: str = BEST, length:
     llm.generate(texts(count, length), SamplingParams(**{"max_tokens": 24, "ignore_eos": True, **params}))
     assert llm.engine.speculator.stats.drafter_errors == 0
     return llm.engine.speculator.stats
+
+
+class Mixed:
+    """A drafter whose trees are checked as they are made and then replaced in part by what the target will say, so that
+    some are accepted, some not and some in part."""
+
+    def __init__(self, drafter, dense, texts):
+        self._drafter, self._dense, self._texts = drafter, dense, texts
+        self._turn, self.checked = itertools.count(), 0
+        self._propose, drafter.propose = drafter.propose, self.propose
+
+    def propose(self, asks):
+        trees = self._propose(asks)
+        for ask, tree in zip(asks, trees, strict=True):
+            if tree is not None:
+                want = self._dense.chain(ask.sequence.tokens, len(tree) - 1)
+                assert list(tree.tokens[1:]) == [token for token, _ in want]
+                np.testing.assert_allclose(tree.score[1:], [score for _, score in want], atol=2e-4)
+                self.checked += 1
+        return [self._change(ask, tree) for ask, tree in zip(asks, trees, strict=True)]
+
+    def _change(self, ask, tree):
+        """Some right tokens, then what the head has said."""
+        if tree is None:
+            return None
+        sequence = ask.sequence
+        text = self._texts[tuple(sequence.tokens[: sequence.num_prompt])]
+        right = text[sequence.num_output : sequence.num_output + next(self._turn) % 4]
+        path = [*right, *tree.tokens[1:]][: len(tree) - 1]
+        return type(tree).chain(tree.tokens[0], path, source=self._drafter.name)
+
+
+def checked_run(llm, speculation, make_dense, max_tokens=24, kv_blocks=None, again=False, **changes):
+    """Generate while every tree is compared with a chain made from scratch; how many were.
+
+    make_dense  what the drafter reads -> an object like Dense   again  the same prompts once more, from the cache
+    """
+    texts, wanted = prompts(4), SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    llm.reconfigure(speculation="off", options=OPTIONS[EXACT])
+    plain = {tuple(prompt): list(llm.generate([prompt], wanted)[0].token_ids) for prompt in texts}
+    llm.reconfigure(speculation=speculation, options=replace(OPTIONS[EXACT], **changes), kv_blocks=kv_blocks)
+    (drafter,) = llm.engine.speculator.drafters
+    dense = make_dense(drafter.captures(drafter_host(llm)))
+    for prompt, answer in plain.items():
+        dense.read([*prompt, *answer])
+    mixed = Mixed(drafter, dense, plain)
+    for _ in range(1 + again):
+        found = llm.generate(texts, wanted)
+        assert [list(one.token_ids) for one in found] == list(plain.values())
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert 0 < stats.accepted < stats.drafted
+    return mixed.checked
+
+
+def drafter_host(llm):
+    """The host as drafters see it while the KV memory is planned."""
+    return llm._host(SpeculationConfig("off"), EngineOptions(), None)
+
+
+class DenseTarget:
+    """Hidden states of RANDOM_SPEC's weights by the reference, for whole texts."""
+
+    def __init__(self, captures):
+        self.captures, self.weights = captures, RandomWeights(RANDOM_SPEC, 3)
+        self._backend = ReferenceBackend()
+        self._backend.load(LoadedModel(RANDOM_SPEC, self.weights), Limits(256, 256, 512), None, captures)
+        mixer = RANDOM_SPEC.layers[0].mixer
+        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim)
+        self._backend.allocate_kv(KvLayout(16, 16, "fp32", (stack,)))
+        self._texts = []  # tokens, and the hidden states of all but the last
+
+    def read(self, text):
+        """Compute the hidden states of a text, which the sequences that are drafted for begin like."""
+        result = self._backend.forward(make_batch([Rows(text[:-1], 0, range(16))], 16))
+        hidden = [result.captured(hidden_name(index), range(len(text) - 1)) for index in self.captures]
+        self._texts.append((text, np.concatenate(hidden, axis=1)))
+
+    def hidden(self, tokens):
+        """[len(tokens) - 1, ...] of a sequence whose last token is not computed."""
+        return next(states for text, states in self._texts if text[: len(tokens)] == tokens)[: len(tokens) - 1]
 
 
 def check_lossless(llm: LLM, speculation: SpeculationConfig, backend: str) -> tuple[int, int]:

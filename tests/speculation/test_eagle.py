@@ -1,18 +1,12 @@
 """eagle behind the whole engine: it drafts what the published pass over the whole sequence says; heads that know the
 target are always right; random ones change nothing."""
 
-import itertools
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from forerun.backends.base import Limits, LoadedModel
-from forerun.backends.reference import ReferenceBackend
-from forerun.cache.layout import KvLayout, KvStack
 from forerun.errors import UnsupportedModel, UsageError
-from forerun.models.decoder import hidden_name
 from forerun.sequence import SamplingParams, SpeculationParams
 from forerun.speculation.drafter import make_drafter
 from tests import heads_dense
@@ -33,15 +27,14 @@ from tests.speculation.head_targets import (
     EVERY,
     EXACT,
     OPTIONS,
+    DenseTarget,
     check_lossless,
+    checked_run,
     following,
     loader,
-    prompts,
     run,
     wish,
 )
-from tests.steps import Rows, make_batch
-from tests.tiny import RandomWeights
 
 COLUMNS = 300
 HIDDEN = RANDOM_SPEC.hidden
@@ -93,33 +86,20 @@ def write_perfect(folder, kind):
 # ---- against the published pass over the whole sequence ----
 
 
-class Dense:
-    """Drafts a chain from scratch: the target's hidden states by the reference, the head in plain numpy."""
+class Dense(DenseTarget):
+    """Drafts a chain from scratch with the head in plain numpy."""
 
     def __init__(self, version, captures):
-        self.version, self.captures, self.arrays = version, captures, ARRAYS[version]
-        self.weights = RandomWeights(RANDOM_SPEC, 3)
-        self.backend = ReferenceBackend()
-        self.backend.load(LoadedModel(RANDOM_SPEC, self.weights), Limits(256, 256, 512), None, captures)
-        mixer = RANDOM_SPEC.layers[0].mixer
-        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim)
-        self.backend.allocate_kv(KvLayout(16, 16, "fp32", (stack,)))
-        self._texts = []  # tokens, and the hidden states of all but the last
-
-    def read(self, text):
-        """Compute the hidden states of a text, which the sequences that are drafted for begin like."""
-        result = self.backend.forward(make_batch([Rows(text[:-1], 0, range(16))], 16))
-        hidden = [result.captured(hidden_name(index), range(len(text) - 1)) for index in self.captures]
-        self._texts.append((text, np.concatenate(hidden, axis=1)))
+        super().__init__(captures)
+        self.version, self.arrays = version, ARRAYS[version]
 
     def chain(self, tokens, depth):
         """(token, probability) of each drafted token; tokens  the whole sequence, the last one not computed"""
-        hidden = next(states for text, states in self._texts if text[: len(tokens)] == tokens)[: len(tokens) - 1]
+        hidden = self.hidden(tokens)
         if self.version == 3:
             hidden = hidden @ self.arrays["fc.weight"].T
         features = np.concatenate([np.zeros_like(hidden[:1]), hidden])
-        embed, found = self.weights.read("embed"), []
-        tokens = list(tokens)
+        embed, found, tokens = self.weights.read("embed"), [], list(tokens)
         for _ in range(depth):
             states = getattr(heads_dense, f"eagle{self.version}")(self.arrays, embed[tokens], features)
             if self.version == 3:
@@ -135,55 +115,8 @@ class Dense:
         return found
 
 
-class Mixed:
-    """A drafter whose trees are checked as they are made and then replaced in part by what the target will say, so that
-    some are accepted, some not and some in part."""
-
-    def __init__(self, drafter, dense, texts):
-        self._drafter, self._dense, self._texts = drafter, dense, texts
-        self._turn, self.checked = itertools.count(), 0
-        self._propose, drafter.propose = drafter.propose, self.propose
-
-    def propose(self, asks):
-        trees = self._propose(asks)
-        for ask, tree in zip(asks, trees, strict=True):
-            if tree is not None:
-                want = self._dense.chain(ask.sequence.tokens, len(tree) - 1)
-                assert list(tree.tokens[1:]) == [token for token, _ in want]
-                np.testing.assert_allclose(tree.score[1:], [score for _, score in want], atol=2e-4)
-                self.checked += 1
-        return [self._change(ask, tree) for ask, tree in zip(asks, trees, strict=True)]
-
-    def _change(self, ask, tree):
-        """Some right tokens, then what the head has said."""
-        if tree is None:
-            return None
-        sequence = ask.sequence
-        text = self._texts[tuple(sequence.tokens[: sequence.num_prompt])]
-        right = text[sequence.num_output : sequence.num_output + next(self._turn) % 4]
-        path = [*right, *tree.tokens[1:]][: len(tree) - 1]
-        return type(tree).chain(tree.tokens[0], path, source="eagle")
-
-
-def checked_run(llm, head, version, max_tokens=24, kv_blocks=None, again=False, **changes):
-    """Generate while every tree is compared; how many were. again  the same prompts a second time, from the cache"""
-    texts, wanted = prompts(4), SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    llm.reconfigure(speculation="off", options=OPTIONS[EXACT])
-    plain = {tuple(prompt): list(llm.generate([prompt], wanted)[0].token_ids) for prompt in texts}
-    options = replace(OPTIONS[EXACT], **changes)
-    llm.reconfigure(speculation=wish("eagle", head, width=1), options=options, kv_blocks=kv_blocks)
-    (drafter,) = llm.engine.speculator.drafters
-    dense = Dense(version, drafter._captures)
-    for prompt, answer in plain.items():
-        dense.read([*prompt, *answer])
-    mixed = Mixed(drafter, dense, plain)
-    for _ in range(1 + again):
-        found = llm.generate(texts, wanted)
-        assert [list(one.token_ids) for one in found] == list(plain.values())
-    stats = llm.engine.speculator.stats
-    assert stats.drafter_errors == 0
-    assert 0 < stats.accepted < stats.drafted
-    return mixed.checked
+def check(llm, heads, version, *args, **changes):
+    return checked_run(llm, wish("eagle", heads[version], width=1), lambda c: Dense(version, c), *args, **changes)
 
 
 @pytest.mark.parametrize("version", [1, 3])
@@ -192,17 +125,17 @@ class TestDraftsWhatTheWholeSequenceSays:
 
     @pytest.mark.parametrize("chunk", [0, 1, 7])
     def test_in_chunks(self, target, random_heads, version, chunk):
-        assert checked_run(target("random", EXACT), random_heads[version], version, max_chunk=chunk) > 25
+        assert check(target("random", EXACT), random_heads, version, max_chunk=chunk) > 25
 
     def test_after_preemptions(self, target, random_heads, version):
         llm = target("random", EXACT)
         changes = {"prefix_caching": False}
-        assert checked_run(llm, random_heads[version], version, 40, kv_blocks=9, **changes) > 30
+        assert check(llm, random_heads, version, 40, kv_blocks=9, **changes) > 30
         assert llm.engine.scheduler.num_preemptions > 0
 
     def test_from_the_cache(self, target, random_heads, version):
         """Slots of cached tokens were filled by the first run, the last, shared in part, too."""
-        assert checked_run(target("random", EXACT), random_heads[version], version, again=True) > 50
+        assert check(target("random", EXACT), random_heads, version, again=True) > 50
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def _spec(file: HeadFile, stems: dict[str, str], version: int, target: ModelSpec
         captures=_captures(config, target) if version == 3 else (target.num_layers,),
         layers=(layer,) * num_layers,
         norm_eps=config.number("rms_norm_eps", 1e-6),
-        num_columns=file.shape(stems["lm_head.weight"])[0] if version == 3 and "lm_head.weight" in stems else 0,
+        num_columns=file.shape(stems.get("lm_head.weight", "lm_head.weight"))[0] if version == 3 else 0,
         own_embed=file.shape(embed)[0] if embed is not None else 0,
         fc_bias="fc.bias" in stems,
     )
@@ -96,8 +96,6 @@ def _spec(file: HeadFile, stems: dict[str, str], version: int, target: ModelSpec
             f"{file.where} has embeddings of {spec.own_embed} tokens, the model has {target.vocab_size}: "
             "give a head that was trained for this model"
         )
-    if version == 3 and not spec.num_columns and spec.hidden != target.hidden:
-        raise ModelFileError(f"{file.where}: tensor 'lm_head.weight' is missing; fetch the head again")
     return spec
 
 

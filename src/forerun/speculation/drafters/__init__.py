@@ -1,5 +1,6 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
+from forerun.speculation.drafters.block_head import BlockHeadDrafter
 from forerun.speculation.drafters.draft_model import ModelDrafter
 from forerun.speculation.drafters.eagle import EagleDrafter
 from forerun.speculation.drafters.medusa import MedusaDrafter
@@ -7,4 +8,4 @@ from forerun.speculation.drafters.ngram import NgramDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "EagleDrafter", "MedusaDrafter", "ModelDrafter", "NgramDrafter"]
+__all__ = ["AUTO", "BlockHeadDrafter", "EagleDrafter", "MedusaDrafter", "ModelDrafter", "NgramDrafter"]
