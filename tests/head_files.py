@@ -8,6 +8,7 @@ import pickle
 import sys
 import types
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +69,8 @@ def medusa_config(heads: int, blocks: int = 1) -> dict[str, Any]:
 # ---- PyTorch files, without PyTorch ----
 
 
-def write_torch(path: Path, arrays: Mapping[str, npt.NDArray[Any]], classes: Mapping[str, Any] | None = None) -> None:
-    """A zip file as torch.save writes it. Stand-ins for the names that its pickle refers to live here only."""
+def write_torch(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """A zip file as torch.save writes a module's state. Stand-ins for the names in its pickle live here only."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
 
     def rebuild(*_: Any) -> None: ...
@@ -98,14 +99,17 @@ def write_torch(path: Path, arrays: Mapping[str, npt.NDArray[Any]], classes: Map
         def reducer_override(self, thing: Any) -> Any:
             if type(thing) is Tensor:
                 strides = tuple(stride // thing.array.itemsize for stride in thing.array.strides)
-                return rebuild, (Storage(thing.key, thing.array), 0, thing.array.shape, strides, False, {})
+                storage = Storage(thing.key, thing.array)
+                return rebuild, (storage, 0, thing.array.shape, strides, False, OrderedDict())
             return NotImplemented
 
     with pytest.MonkeyPatch.context() as patch, zipfile.ZipFile(path, "w") as archive:
         patch.setitem(sys.modules, "torch", torch)
         patch.setitem(sys.modules, "torch._utils", utils)
         with archive.open("archive/data.pkl", "w") as file:
-            Pickler(file, 2).dump({name: Tensor(str(i), array) for i, (name, array) in enumerate(arrays.items())})
+            state = OrderedDict((name, Tensor(str(i), array)) for i, (name, array) in enumerate(arrays.items()))
+            state._metadata = OrderedDict({"": {"version": 1}})  # type: ignore[attr-defined]
+            Pickler(file, 2).dump(state)
         for index, array in enumerate(arrays.values()):
             archive.writestr(f"archive/data/{index}", array.tobytes())
 

@@ -37,7 +37,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             return _tensors(path, archive)
-    except (zipfile.BadZipFile, OSError, EOFError, KeyError, IndexError, ValueError, TypeError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{path} is no PyTorch checkpoint that can be read: {error}; fetch it again") from error
     except pickle.UnpicklingError as error:
         raise UnsupportedModel(f"{path}: {error}; convert it to safetensors") from error
@@ -57,6 +57,10 @@ def _tensors(path: Path, archive: zipfile.ZipFile) -> dict[str, Tensor]:
     return found
 
 
+class _Mapping(dict[str, Any]):
+    """Stands for OrderedDict: a module's state has an attribute beside its tensors, which a plain dict cannot take."""
+
+
 class _Tensors(pickle.Unpickler):
     """Unpickles a mapping of tensors, and nothing else."""
 
@@ -66,7 +70,7 @@ class _Tensors(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
-            return dict
+            return _Mapping
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _rebuild
         if module == "torch" and name in DTYPES:
