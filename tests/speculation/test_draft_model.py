@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 
 from forerun.bench.lossless import Setting, answer_one_plainly, compare
@@ -12,6 +13,7 @@ from forerun.bench.verify import make_cells
 from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
+from forerun.speculation.trimmed_vocabulary import TrimmedVocabulary
 from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf
 
@@ -215,3 +217,70 @@ def test_a_long_prompt_is_caught_up_over_several_steps(target, path_of) -> None:
     assert rows[:2] == [128, 128]
     assert max(rows) == 128
     assert stats.accepted == stats.drafted > 8
+
+
+# ---- trimmed vocabularies ----
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}])
+def test_trimmed_a_context_that_holds_every_other_token_makes_it_whole(
+    target, path_of, backend, sampling, monkeypatch
+) -> None:
+    """Then a trimmed model that equals the target is always right: each row was packed again, in the right place."""
+    monkeypatch.setattr("forerun.speculation.drafters.draft_model.EXTRA", 0)  # so that a tiny vocabulary is trimmed
+    llm = target(backend)
+    size = llm.model.spec.vocab_size
+    prompt = np.random.default_rng(1).permutation(np.arange(320, size)).tolist()
+    llm.reconfigure(speculation=config(path_of("target"), vocabulary=320), options=BACKENDS[backend])
+    vocabulary = llm.engine.speculator.drafters[0]._drafting._vocabulary
+    assert isinstance(vocabulary, TrimmedVocabulary)
+    for text in (prompt, prompt[: len(prompt) // 2] + prompt[:-1]):
+        llm.generate([text[-480:]], SamplingParams(max_tokens=24, ignore_eos=True, **sampling))
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert stats.accepted == stats.drafted > 20
+    assert np.count_nonzero(vocabulary.columns >= 0) >= size - 1
+
+
+@pytest.mark.parametrize("shape", [{"width": 1}, {"width": 3}])
+def test_no_trimmed_draft_changes_an_answer(target, path_of, shape) -> None:
+    llm = target("cpu")
+    params = SamplingParams(max_tokens=40, temperature=0.7, seed=2, logits_hash=True)
+    llm.reconfigure(speculation="off", options=BACKENDS["cpu"])
+    plain = answers(llm, prompts(3), params)
+    llm.reconfigure(speculation=config(path_of("target"), 6, vocabulary=96, **shape), options=BACKENDS["cpu"])
+    assert isinstance(llm.engine.speculator.drafters[0]._drafting._vocabulary, TrimmedVocabulary)
+    assert answers(llm, prompts(3), params) == plain
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert stats.drafted > stats.accepted > 5
+
+
+# ---- drafts for verification by rejection ----
+
+
+def test_drawn_drafts_come_with_their_distributions(target, path_of) -> None:
+    llm = target("cpu")
+    llm.reconfigure(speculation=config(path_of("near"), width=3), options=BACKENDS["cpu"])
+    drafter = llm.engine.speculator.drafters[0]
+    drafting = drafter._drafting
+    drafting._host = replace(drafting._host, verification="rejection")
+    trees, propose = [], drafter.propose
+    drafter.propose = lambda asks: (trees.extend(found := propose(asks)), found)[1]
+    llm.generate(prompts(2), SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.8, top_p=0.9, seed=1))
+    drawn = [tree for tree in trees if tree is not None]
+    assert len(drawn) > 5
+    for tree in drawn:
+        assert tree.is_chain
+        assert sorted(tree.draft_probs) == list(range(tree.num_nodes))
+        for row, probs in tree.draft_probs.items():
+            assert probs.shape == (llm.model.spec.vocab_size,)
+            assert probs.sum() == pytest.approx(1.0)
+            assert probs[tree.tokens[row + 1]] > 0.0
+            assert tree.score[row + 1] == probs.max()
+    del trees[:]
+    llm.generate(prompts(2), SamplingParams(max_tokens=20, ignore_eos=True))
+    chosen = [tree for tree in trees if tree is not None]
+    assert any(not tree.is_chain for tree in chosen)
+    assert not any(tree.draft_probs for tree in chosen)  # a greedy request's drafts are chosen

@@ -54,6 +54,7 @@ def choose(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], widt
     draw     the sequence's draw; its position is that of the path's first token
     path     tokens from the root's child down to the row's own; empty for the root
     """
+    row = _masked(row, columns)
     if draw.temperature == 0.0 and not (len(draw.bias_ids) or len(draw.history_ids) or len(draw.banned)):
         return _largest(row, columns, width)
     part = _part(row, columns, draw, path)
@@ -82,7 +83,7 @@ def draw_one(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], vo
 
     vocab_size  V, the target's
     """
-    part = _part(row, columns, draw, path)
+    part = _part(_masked(row, columns), columns, draw, path)
     survivors = None if part is None else process(part.row, part.draw, part.position, part.history)
     if part is None or survivors is None:
         return NONE
@@ -112,13 +113,18 @@ class _Part:
     position: int
 
 
+def _masked(row: Float32, columns: Int32) -> Float32:
+    """The row with -inf in the columns that are never proposed."""
+    return row if columns.min() >= 0 else np.where(columns >= 0, row, np.float32(-np.inf))
+
+
 def _part(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int]) -> _Part | None:
     keep = np.arange(len(row)) if len(row) <= MOST else np.argpartition(row, len(row) - MOST)[len(row) - MOST :]
     if len(row) > MOST and len(draw.bias_ids):  # a bias can lift a token from anywhere
         keep = np.union1d(keep, np.flatnonzero(np.isin(columns, draw.bias_ids)))
-    keep = keep[columns[keep] >= 0]
-    if not len(keep) or not is_finite(row[keep]):
+    if not is_finite(row):
         return None
+    keep = keep[columns[keep] >= 0]
     ids, first = np.unique(columns[keep].astype(np.int64), return_index=True)
 
     def places(tokens: npt.ArrayLike) -> Int32:
@@ -141,9 +147,6 @@ def _largest(row: Float32, columns: Int32, width: int) -> Candidates:
     if not is_finite(row):
         return NONE
     best = top_ids(row[None], (0,), min(width, len(row)))[0] if width > 1 else np.array([row.argmax()], np.int32)
-    best = best[columns[best] >= 0]
-    if not len(best):
-        return NONE
     total = float(np.exp(row - row[best[0]]).sum())
     return _candidates(columns[best], np.exp(row[best] - row[best[0]]) / total)
 

@@ -12,7 +12,14 @@ from forerun.speculation.tree_search import TreeSearch
 
 
 class DraftVocabulary(Protocol):
-    """How a draft program's ids correspond to the target's."""
+    """How a draft program's ids correspond to the target's.
+
+    proposes_ids  what it proposes are target ids, so that bias, penalties and noise apply; else the search holds the
+                  draft's own tokens, its likeliest, and `tree` makes target tokens of them
+    """
+
+    @property
+    def proposes_ids(self) -> bool: ...
 
     @property
     def columns(self) -> npt.NDArray[np.int32]:
@@ -34,6 +41,8 @@ class DraftVocabulary(Protocol):
 
 class SameVocabulary:
     """The draft's ids are the target's. Implements DraftVocabulary."""
+
+    proposes_ids = True
 
     def __init__(self, vocab_size: int) -> None:
         self._columns = np.arange(vocab_size, dtype=np.int32)
@@ -58,6 +67,8 @@ class SharedVocabulary:
     columns   [C] id of each column of the draft's logits, -1 beyond the target's vocabulary
     stand_in  what the draft model reads for an id that it does not know
     """
+
+    proposes_ids = True
 
     def __init__(self, known: int, draft_size: int, stand_in: int = 0) -> None:
         ids = np.arange(draft_size, dtype=np.int32)

@@ -141,10 +141,14 @@ class LevelDrafting:
         if depth < 1:
             return None
         # Drawn nodes form a chain: what is kept of a tree may not depend on what was drawn in it.
-        width = 1 if self._is_drawn(sequence) else settings.width
+        is_chain = self._is_drawn(sequence) or not self._vocabulary.proposes_ids
         root = sequence.tokens[-1]
+        width = 1 if is_chain else settings.width
         search = TreeSearch(root, min(ask.max_nodes, left), depth, width, settings.min_survival)
-        return _Run(sequence, search, make_draw(sequence, DraftTree.root_only(root), 0), length - 1)
+        only_root = DraftTree.root_only(root)
+        if self._vocabulary.proposes_ids:
+            return _Run(sequence, search, make_draw(sequence, only_root, 0), length - 1)
+        return _Run(sequence, search, DrawRequest(0, only_root, len(sequence.tokens), sequence.key), length - 1)
 
     def _catch_up(self, runs: list[_Run]) -> None:
         """Compute what the stack has not seen, those who lack least first; the complete ones enter self._runs."""
@@ -207,7 +211,7 @@ class LevelDrafting:
         if self._is_drawn(run.sequence):
             found = draw_one(row, columns, run.draw, search.path(node), self._vocab_size)
         else:
-            found = choose(row, columns, run.draw, search.path(node), self._settings.width)
+            found = choose(row, columns, run.draw, search.path(node), search.width)
         search.add(node, found.tokens, found.scores, found.probs)
 
     def _tree(self, run: _Run | None) -> DraftTree | None:
@@ -217,4 +221,5 @@ class LevelDrafting:
 
     def _is_drawn(self, sequence: Sequence) -> bool:
         """Are its nodes drawn at random? A greedy request's never are."""
-        return self._host.verification in ("rejection", "block") and sequence.params.temperature > 0.0
+        by_rejection = self._host.verification in ("rejection", "block")
+        return by_rejection and sequence.params.temperature > 0.0 and self._vocabulary.proposes_ids

@@ -32,8 +32,8 @@ class TreeSearch:
     """
 
     def __init__(self, root: int, max_nodes: int, max_depth: int, width: int = 1, min_survival: float = 0.0) -> None:
-        self._max_nodes, self._max_depth = max_nodes, max_depth
-        self._width, self._min_survival = width, min_survival
+        self.max_nodes, self._max_depth = max_nodes, max_depth
+        self.width, self._min_survival = width, min_survival
         self._tokens, self._parents, self._depths = [root], [-1], [0]
         self._scores, self._values = [1.0], [1.0]
         self._number: dict[int, int] = {0: 0}  # computed candidate -> number of its slot behind the root's
@@ -61,8 +61,8 @@ class TreeSearch:
 
     def grow(self) -> list[int]:
         """Choose and number the next frontier; empty when the tree is complete."""
-        room = min(self._width, self._max_nodes + 1 - len(self._computed))
-        useful = set(self._best()) if len(self._tokens) > self._max_nodes + 1 else None
+        room = min(self.width, self.max_nodes + 1 - len(self._computed))
+        useful = set(self._best()) if len(self._tokens) > self.max_nodes + 1 else None
         level = [
             node
             for node in self._newest
@@ -121,6 +121,24 @@ class TreeSearch:
         """Path of the candidate that was computed at a slot, None when nothing was."""
         return self.path(self._computed[number]) if number < len(self._computed) else None
 
+    def leading_chain(self) -> list[int]:
+        """Tokens in the slots behind the root's, as long as each continues the one before it."""
+        count = 0
+        while count + 1 < len(self._computed) and self.ancestors(self._computed[count + 1]) == 0:
+            count += 1
+        return self.path(self._computed[count])
+
+    def best_path(self) -> list[tuple[int, float]]:
+        """(token, value) down the likeliest path: from every node to its best child."""
+        path, node = [], 0
+        children: dict[int, list[int]] = {}
+        for child in self._best():
+            children.setdefault(self._parents[child], []).append(child)
+        while node in children:
+            node = children[node][0]
+            path.append((self._tokens[node], self._values[node]))
+        return path
+
     def tree(self, source: str) -> DraftTree | None:
         """The finished tree; None when it is empty."""
         behind = len(self._computed)
@@ -139,4 +157,4 @@ class TreeSearch:
     def _best(self) -> list[int]:
         """The max_nodes candidates of largest value, closed under parents: a parent comes before its child in ties."""
         likely = (node for node in range(1, len(self._tokens)) if self._values[node] >= self._min_survival)
-        return sorted(likely, key=lambda node: (-self._values[node], node))[: self._max_nodes]
+        return sorted(likely, key=lambda node: (-self._values[node], node))[: self.max_nodes]

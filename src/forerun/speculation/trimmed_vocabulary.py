@@ -84,6 +84,8 @@ class TrimmedVocabulary:
     is_special  control tokens are always kept
     """
 
+    proposes_ids = True
+
     def __init__(self, model: LoadedModel, size: int, known: int, is_special: Callable[[int], bool]) -> None:
         size = min(-(-size // PANEL) * PANEL, known)
         ids = [*range(size), *(token for token in range(size, known) if is_special(token))]
