@@ -37,6 +37,8 @@ const char* Program::name_of(Kind kind) {
             return "write_kv";
         case Kind::kAttention:
             return "attention";
+        case Kind::kSilu:
+            return "silu";
         case Kind::kSiluMul:
             return "silu_mul";
         case Kind::kAdd:

@@ -163,6 +163,7 @@ void bind_program(nb::module_& m) {
             },
             "table"_a, "pool"_a, "max_rows"_a, "max_outputs"_a, "max_positions"_a, nb::keep_alive<1, 3>())
         .def("add_buffer", &Program::add_buffer, "width"_a, "on_outputs"_a)
+        .def("add_input", &Program::add_input, "width"_a)
         .def(
             "add_vector",
             [](Program& p, const Floats1& values) { return p.add_vector(values.data(), size_of(values.shape(0))); },
@@ -182,9 +183,11 @@ void bind_program(nb::module_& m) {
         .def("write_kv", &Program::add_write_kv, "layer"_a, "k"_a, "v"_a, "num_kv_heads"_a)
         .def("attention", &Program::add_attention, "layer"_a, "q"_a, "num_heads"_a, "num_kv_heads"_a, "scale"_a,
              "window"_a, "out"_a)
+        .def("silu", &Program::add_silu, "x"_a, "out"_a)
         .def("silu_mul", &Program::add_silu_mul, "gate"_a, "up"_a, "out"_a)
         .def("add", &Program::add_add, "x"_a, "y"_a, "out"_a)
         .def("select_outputs", &Program::add_select_outputs, "x"_a, "out"_a)
+        .def("keep", &Program::keep, "value"_a)
         .def("finish", &Program::finish, "logits"_a, "fuse"_a = true)
         .def("run", &run_program, "store"_a, "tokens"_a.noconvert(), "positions"_a.noconvert(), "slots"_a.noconvert(),
              "query_start"_a.noconvert(), "context_len"_a.noconvert(), "block_table"_a.noconvert(),
@@ -196,7 +199,16 @@ void bind_program(nb::module_& m) {
                 const size_t shape[2] = {static_cast<size_t>(p.max_outputs()), static_cast<size_t>(p.logits_width())};
                 return nb::ndarray<nb::numpy, float, nb::ndim<2>>(p.logits(), 2, shape, nb::find(p));
             },
-            "[max_outputs, V] float32 view of the last run's logits, by index into output_rows.");
+            "[max_outputs, V] float32 view of the last run's logits, by index into output_rows.")
+        .def(
+            "rows",
+            [](Program& p, View value) {
+                const Program::Rows rows = p.rows(value);
+                const size_t shape[2] = {rows.rows, static_cast<size_t>(value.width)};
+                const int64_t strides[2] = {static_cast<int64_t>(rows.stride), 1};
+                return nb::ndarray<nb::numpy, float, nb::ndim<2>>(rows.data, 2, shape, nb::find(p), strides);
+            },
+            "value"_a, "[max_rows or max_outputs, width] float32 view of an input, to be filled, or of a kept value.");
 }
 
 }  // namespace

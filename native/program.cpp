@@ -32,8 +32,14 @@ Program::Program(const KernelTable& table, ThreadPool& pool, int max_rows, int m
 
 int Program::add_buffer(int width, bool on_outputs) {
     require(width >= 1, "a buffer must have columns");
-    buffers_.push_back(Buffer{width, on_outputs, spread_stride(width, kLanes), nullptr});
+    buffers_.push_back(Buffer{.width = width, .on_outputs = on_outputs, .stride = spread_stride(width, kLanes)});
     return static_cast<int>(buffers_.size()) - 1;
+}
+
+int Program::add_input(int width) {
+    const int index = add_buffer(width, false);
+    buffers_.back().is_input = true;
+    return index;
 }
 
 int Program::add_vector(const float* values, int size) {
@@ -140,6 +146,14 @@ void Program::add_attention(int layer, View q, int num_heads, int num_kv_heads, 
             .number = scale});
 }
 
+void Program::add_silu(View x, View out) {
+    check(x);
+    check_width(out, x.width, "an activation");
+    vectors_.emplace_back(x.width, 1.0f);  // the second factor of silu_mul, the same for every row
+    const int ones = static_cast<int>(vectors_.size()) - 1;
+    push(Op{.kind = Kind::kSilu, .a = x, .out = out, .vector = ones});
+}
+
 void Program::add_silu_mul(View gate, View up, View out) {
     check(gate);
     check_width(up, gate.width, "the second factor");
@@ -161,9 +175,25 @@ void Program::add_select_outputs(View x, View out) {
     push(Op{.kind = Kind::kSelectOutputs, .a = x, .out = out});
 }
 
+void Program::keep(View value) {
+    check(value);
+    require(!finished_, "the program is finished");
+    kept_.push_back(value);
+}
+
+Program::Rows Program::rows(View value) const {
+    check(value);
+    const bool is_kept = std::find(kept_.begin(), kept_.end(), value) != kept_.end();
+    require(finished_ && (is_kept || buffer(value).is_input), "only inputs and kept values of a finished program");
+    const int rows = buffer(value).on_outputs ? max_outputs_ : max_rows_;
+    return {pointer(value), static_cast<size_t>(rows), stride(value)};
+}
+
 void Program::finish(View logits, bool fuse) {
     check(logits);
-    require(!finished_ && vocab_ > 0, "a program embeds its tokens and is finished once");
+    const bool has_input = std::any_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) { return b.is_input; });
+    require(!finished_ && (vocab_ > 0 || has_input),
+            "a program embeds its tokens or has an input, and is finished once");
     require(buffer(logits).on_outputs && logits.column == 0 && logits.width == buffer(logits).width,
             "logits must be a buffer of their own, of output rows");
     for (const Op& op : ops_) {

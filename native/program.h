@@ -51,6 +51,8 @@ class Program {
 
     // ---- building; all throw std::invalid_argument when something does not fit together ----
     int add_buffer(int width, bool on_outputs);
+    // A buffer of all rows that the caller fills, through rows(), before every run.
+    int add_input(int width);
     int add_vector(const float* values, int size);
     int add_rope_table(const float* cosine, const float* sine, int positions, int half);
     void add_matrix_embed(const PackedMatrix& table, View out);
@@ -60,9 +62,12 @@ class Program {
     void add_write_kv(int layer, View k, View v, int num_kv_heads);
     // window 0: a row sees all positions up to its own
     void add_attention(int layer, View q, int num_heads, int num_kv_heads, float scale, int window, View out);
+    void add_silu(View x, View out);
     void add_silu_mul(View gate, View up, View out);
     void add_add(View x, View y, View out);
     void add_select_outputs(View x, View out);
+    // The caller will read this value after a run: it is written whatever is fused. Its buffer must be its own.
+    void keep(View value);
     // Allocates the buffers. `fuse` merges neighbouring operations into stages, see program_fuse.cpp; no bit depends on
     // it.
     void finish(View logits, bool fuse = true);
@@ -88,12 +93,30 @@ class Program {
     std::vector<int64_t> op_ns() const;  // nanoseconds of each operation; empty unless timed
 
     float* logits() const { return pointer(logits_); }
+    // The rows of an input or of a value that is kept. Throws std::invalid_argument for any other, and before finish.
+    struct Rows {
+        float* data;
+        size_t rows, stride;  // stride  floats between rows
+    };
+    Rows rows(View value) const;
     int logits_width() const { return logits_.width; }
     int max_outputs() const { return max_outputs_; }
     size_t workspace_bytes() const;
 
   private:
-    enum class Kind { kEmbed, kRmsNorm, kRound, kLinear, kRope, kWriteKv, kAttention, kSiluMul, kAdd, kSelectOutputs };
+    enum class Kind {
+        kEmbed,
+        kRmsNorm,
+        kRound,
+        kLinear,
+        kRope,
+        kWriteKv,
+        kAttention,
+        kSilu,
+        kSiluMul,
+        kAdd,
+        kSelectOutputs
+    };
 
     struct Op {
         Kind kind;
@@ -123,6 +146,7 @@ class Program {
     struct Buffer {
         int width;
         bool on_outputs;
+        bool is_input = false;
         size_t stride = 0;  // floats between rows
         float* data = nullptr;
     };
@@ -198,6 +222,7 @@ class Program {
     std::vector<Op> ops_;
     std::vector<Stage> stages_;  // all of ops_, in order
     View logits_{};
+    std::vector<View> kept_;  // read by the caller
 
     int max_inputs_ = 0;                            // widest input of a linear layer, padded
     size_t packed_scratch_bytes_ = 0;               // that linear layers over packed weights need at most

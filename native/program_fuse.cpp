@@ -72,7 +72,8 @@ size_t Program::end_of_rows(size_t begin) const {
     for (; end < ops_.size() && runs_on_outputs(ops_[end]) == runs_on_outputs(ops_[begin]); ++end) {
         const Kind kind = ops_[end].kind;
         const bool by_rows = kind == Kind::kEmbed || kind == Kind::kRmsNorm || kind == Kind::kRound ||
-                             kind == Kind::kSiluMul || kind == Kind::kAdd || kind == Kind::kSelectOutputs;
+                             kind == Kind::kSilu || kind == Kind::kSiluMul || kind == Kind::kAdd ||
+                             kind == Kind::kSelectOutputs;
         if (!by_rows) break;
     }
     return end;
@@ -99,7 +100,10 @@ size_t Program::end_of_heads(size_t begin) const {
 
 // Whether anybody reads what operation `index` has read, before it is written anew.
 bool Program::is_read_behind(size_t index) const {
-    Columns value(ops_[index].a);
+    const View read = ops_[index].a;
+    for (const View kept : kept_)
+        if (overlap(kept, read)) return true;
+    Columns value(read);
     for (size_t i = index + 1; i < ops_.size(); ++i) {
         const Op& op = ops_[i];
         const bool reads_rounded = op.kind == Kind::kLinear;  // what the rounding has left

@@ -89,6 +89,7 @@ size_t Program::work_per_row(const Stage& stage) const {
         const size_t read = static_cast<size_t>(op.a.width), written = static_cast<size_t>(op.out.width);
         work += op.kind == Kind::kEmbed     ? 8 * written
                 : op.kind == Kind::kWriteKv ? 4 * read
+                : op.kind == Kind::kSilu    ? 4 * read
                 : op.kind == Kind::kSiluMul ? 4 * read
                                             : read;
     }
@@ -154,6 +155,9 @@ void Program::run_rows(const Op& op, const RowTask& task) const {
         }
         case Kind::kWriteKv:
             write_kv(op, task);
+            break;
+        case Kind::kSilu:
+            table_.silu_mul(a, lda, vector(op.vector), 0, rows, op.a.width, out, ldo);
             break;
         case Kind::kSiluMul:
             table_.silu_mul(a, lda, b, ldb, rows, op.a.width, out, ldo);

@@ -209,6 +209,7 @@ def _save_safetensors(path: Path, arrays: Mapping[str, Float32], dtype: str) -> 
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
+# size: one optional argument for everything that a test may want to vary
 def write_tiny_gguf(
     path: Path,
     model: ModelSpec | str = "llama",
@@ -218,6 +219,7 @@ def write_tiny_gguf(
     metadata: Mapping[str, Any] | None = None,
     max_tensors_per_part: int = 0,
     zero: Collection[str] = (),
+    weights: RandomWeights | None = None,
 ) -> ModelSpec:
     """Write a GGUF file and return its spec.
 
@@ -226,6 +228,7 @@ def write_tiny_gguf(
     metadata  keys to add or replace, a tokenizer for example; None removes a key
     max_tensors_per_part  0 writes one file; otherwise `path`'s stem gets -00001-of-0000N suffixes
     zero      logical weights that are all zero
+    weights   other ones than the seeded
     """
     import gguf
 
@@ -233,7 +236,7 @@ def write_tiny_gguf(
     writer = gguf.GGUFWriter(path, spec.family, split_max_tensors=max_tensors_per_part)
     for key, value in {**_gguf_metadata(spec), **(metadata or {})}.items():
         _add_value(writer, key, value)
-    weights = RandomWeights(spec, seed, zero)
+    weights = weights or RandomWeights(spec, seed, zero)
     for name, shape in spec.weight_shapes().items():
         array = weights.read(name)
         if spec.family == "llama" and name.split(".bias")[0].endswith(("attn.q", "attn.k")):

@@ -215,6 +215,8 @@ class Engine:
             self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
             self._clock.end_phase("move")
         pairs = [(s.sequence, o) for s, o in zip(result.shares, changes.outcomes, strict=True) if o is not None]
+        computed = [share.sequence for share in result.shares]
+        self.speculator.collect(computed, changes.outcomes, result.batch, result.logits)  # who ends has blocks still
         tainted = [block for sequence, outcome in pairs if not outcome.is_finite for block in sequence.block_ids]
         self.scheduler.settle(result.shares, changes.outcomes)
         self._scrub(tainted)

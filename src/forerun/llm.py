@@ -10,7 +10,7 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
@@ -33,7 +33,15 @@ from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.budget import Budget
 from forerun.speculation.drafter import Drafter
 from forerun.speculation.host import DraftHost, OpenedModel
-from forerun.speculation.setup import KnownCost, load_drafters, make_budget, make_drafters, open_cost, plan_stacks
+from forerun.speculation.setup import (
+    KnownCost,
+    load_drafters,
+    make_budget,
+    make_drafters,
+    open_cost,
+    plan_captures,
+    plan_stacks,
+)
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.verifier import make_verifier
 from forerun.text.chat import ChatTemplate
@@ -220,7 +228,9 @@ class LLM:
         stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
-        self._backend.load(self.model, Limits(options.max_rows, options.max_outputs, longest), report("Loading"))
+        self._limits = Limits(options.max_rows, options.max_outputs, longest)
+        self._captures = plan_captures(drafters, self._host(config, options, None))
+        self._backend.load(self.model, self._limits, report("Loading"), self._captures)
         self._allocate(stacks)
 
     def _allocate(self, stacks: tuple[KvStack, ...]) -> None:
@@ -314,6 +324,10 @@ class LLM:
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
         stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        captures = plan_captures(drafters, self._host(config, options, None))
+        if captures != self._captures:
+            self._backend.load(self.model, self._limits, captures=captures)
+            self._captures = captures
         if stacks != self.kv_layout.stacks:
             self._allocate(stacks)
         if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:

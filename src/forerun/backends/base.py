@@ -54,6 +54,10 @@ class Ops(Protocol[V]):
         """Attention of q [R, H * D] over each row's visible keys: [R, H * D]."""
         ...
 
+    def silu(self, x: V) -> V:
+        """x / (1 + exp(-x))."""
+        ...
+
     def silu_mul(self, gate: V, up: V) -> V:
         """silu(gate) * up."""
         ...
@@ -64,6 +68,15 @@ class Ops(Protocol[V]):
 
     def select_outputs(self, x: V) -> V:
         """The rows in Batch.output_rows: [O, width]. What follows runs on those rows only."""
+        ...
+
+    def features(self, width: int) -> V:
+        """What the caller passes beside the batch, one row of numbers for every row of it: [R, width]. At most once."""
+        ...
+
+    def capture(self, name: str, x: V) -> None:
+        """Let the caller read x after the pass, see ForwardResult.captured. No other value changes by it. x may be what
+        `features` or any operation has made, but not what `rope` will rotate."""
         ...
 
 
@@ -131,6 +144,11 @@ class ForwardResult(Protocol):
         """[len(outputs), count] ids of the largest logits, largest first, the lowest id among equals."""
         ...
 
+    def captured(self, name: str, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """[len(rows), width] float32 copy of rows of a value that the pass has captured: rows of the batch, or indices
+        into Batch.output_rows where it was captured behind `select_outputs`. Raises KeyError for another name."""
+        ...
+
 
 class Forward(Protocol):
     """A forward pass written over Ops; returns the output rows' logits [O, columns]."""
@@ -148,6 +166,7 @@ class ProgramSpec:
     limits   rows and outputs of its batches
     weights  format of the weights as a backend's users choose it; None: as the target's
     shapes   logical weights that it may read, with their shapes; None: those of the model's spec
+    further  weights beside the model's, under names that the model lacks: a trained head reads both
     kv       layout of a KV store of its own, whose layers are numbered from 0; None: it works on the target's store
     """
 
@@ -157,18 +176,55 @@ class ProgramSpec:
     limits: "Limits"
     weights: str | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    further: Weights | None = None
     kv: KvLayout | None = None
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self.shapes if self.shapes is not None else self.model.spec.weight_shapes()
 
+    @property
+    def all_weights(self) -> Weights:
+        """The model's weights and the further ones."""
+        return self.model.weights if self.further is None else _BothWeights(self.further, self.model.weights)
+
+
+class _BothWeights:
+    """Weights of `first`, and those of `second` under the names that it lacks."""
+
+    def __init__(self, first: Weights, second: Weights) -> None:
+        self._first, self._second = first, second
+
+    def _of(self, name: str) -> Weights:
+        return self._first if name in self._first else self._second
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._first or name in self._second
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._of(name).shape(name)
+
+    def stored_format(self, name: str) -> str:
+        return self._of(name).stored_format(name)
+
+    def num_bytes(self, name: str) -> int:
+        return self._of(name).num_bytes(name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        return self._of(name).read(name, start, stop)
+
+    def read_stored(self, name: str, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return self._of(name).read_stored(name, start, stop)
+
 
 class DraftProgram(Protocol):
     """A loaded ProgramSpec. Calls come from the engine's thread, between the target's steps."""
 
-    def forward(self, batch: Batch) -> "ForwardResult":
-        """Write the rows' KV and compute the output rows' logits, valid until its next call."""
+    def forward(self, batch: Batch, features: npt.NDArray[np.float32] | None = None) -> "ForwardResult":
+        """Write the rows' KV and compute the output rows' logits, valid until its next call.
+
+        features  [R, width] float32, for a pass that reads `Ops.features`, and only for such a one
+        """
         ...
 
     def draw(self, result: "ForwardResult", batch: Batch) -> Drawn:
@@ -212,8 +268,18 @@ class Backend(Protocol):
         format, rotary table, KV codec."""
         ...
 
-    def load(self, model: LoadedModel, limits: Limits, progress: "Progress | None" = None) -> None:
-        """Take the weights over. Raises ModelFileError on a wrong shape, CapacityError when memory is too small."""
+    def load(
+        self,
+        model: LoadedModel,
+        limits: Limits,
+        progress: "Progress | None" = None,
+        captures: Sequence[int] = (),
+    ) -> None:
+        """Take the weights over. Raises ModelFileError on a wrong shape, CapacityError when memory is too small.
+
+        captures  hidden states that every pass leaves behind, see models/decoder; no bit of a logit depends on it. The
+                  same model may be loaded again with others: its weights are kept
+        """
         ...
 
     def allocate_kv(self, layout: KvLayout) -> None:

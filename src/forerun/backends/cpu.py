@@ -23,6 +23,7 @@ from forerun.backends.base import (
     ProgramSpec,
     Progress,
     SlotMove,
+    Weights,
 )
 from forerun.backends.cpu_program import CpuProgram, CpuResult, Matrices
 from forerun.backends.packing import Loader
@@ -116,6 +117,7 @@ class CpuBackend:
         self._store: _native.KvStore | None = None
         self._target: LoadedModel | None = None
         self._matrices: Matrices = {}  # the target's
+        self._packed_bytes = 0  # of those
         self._kv_layers: list[tuple[int, int]] = []
         self._codec = "none"
 
@@ -148,14 +150,27 @@ class CpuBackend:
 
     # ---- loading ----
 
-    def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
+    def load(
+        self,
+        model: LoadedModel,
+        limits: Limits,
+        progress: Progress | None = None,
+        captures: Sequence[int] = (),
+    ) -> None:
         """Pack the weights and build the program. `progress` counts bytes of the file.
 
-        Raises ModelFileError on a missing weight or a wrong shape, CapacityError when memory is too small.
+        The weights of the model that is loaded already are kept: only a program with other captures is built. Raises
+        ModelFileError on a missing weight or a wrong shape, CapacityError when memory is too small.
         """
-        spec = ProgramSpec("target", model, lambda ops: decoder.logits(model.spec, ops), limits)
-        self._program, self._formats = self._make_program(spec, self._matrices, progress)
-        self._target = model
+        decoder.check_captures(model.spec, captures)
+        spec = ProgramSpec("target", model, lambda ops: decoder.logits(model.spec, ops, captures=captures), limits)
+        is_loaded = model is self._target and self._program is not None
+        matrices, packed_bytes = (self._matrices, self._packed_bytes) if is_loaded else ({}, 0)
+        program, self._formats = self._make_program(spec, matrices, progress)
+        self._packed_bytes = program.packed_bytes = packed_bytes + program.packed_bytes
+        self._program, self._matrices, self._target = program, matrices, model
+        if is_loaded and self._store is not None:
+            program.use(self._store)
         self._kv_layers = [(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in model.spec.layers]
 
     def add_program(self, spec: ProgramSpec, progress: Progress | None = None) -> CpuProgram:
@@ -183,8 +198,8 @@ class CpuBackend:
         recorder = Recorder(dict(spec.weight_shapes))
         result = spec.forward(recorder)
         shapes = {name: spec.weight_shapes[name] for name in recorder.weights()}
-        _check_weights(spec.model, shapes)
-        loader = Loader(spec.model.weights, shapes, spec.weights or self._weights, self._pool, progress)
+        _check_weights(spec.all_weights, shapes)
+        loader = Loader(spec.all_weights, shapes, spec.weights or self._weights, self._pool, progress)
         stacks = {stack: loader.parts(stack) for stack in recorder.matrices()}
         new = {stack: parts for stack, parts in stacks.items() if stack not in matrices}
         parts = [part for some in new.values() for part in some]
@@ -194,10 +209,10 @@ class CpuBackend:
         if needed:
             _reserve(needed, "the weights", "use a smaller model")
             arena = _native.Arena(needed)
-            program.weight_bytes += arena.bytes
+            program.packed_bytes = arena.bytes
             matrices |= {stack: [loader.matrix(part, arena) for part in parts] for stack, parts in new.items()}
         program.build(recorder, result, matrices, loader)
-        program.weight_bytes += loader.vector_bytes
+        program.vector_bytes = loader.vector_bytes
         return program, "+".join(sorted({part.format.lower() for parts in stacks.values() for part in parts}))
 
     def allocate_kv(self, layout: KvLayout) -> None:
@@ -274,11 +289,11 @@ def _kv_layers(layout: KvLayout) -> list[tuple[int, int]]:
     return [(stack.num_kv_heads, stack.head_dim) for stack in layout.stacks for _ in range(stack.num_layers)]
 
 
-def _check_weights(model: LoadedModel, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_weights(weights: Weights, shapes: dict[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
-        if name not in model.weights:
+        if name not in weights:
             raise ModelFileError(f"weight {name} is missing; the model file is incomplete, fetch it again")
-        found = model.weights.shape(name)
+        found = weights.shape(name)
         if tuple(found) != shape:
             raise ModelFileError(f"weight {name} has shape {tuple(found)}, expected {shape}; fetch the model again")
 

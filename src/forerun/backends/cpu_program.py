@@ -1,6 +1,6 @@
 """CpuProgram: one forward pass on native kernels, built from a recording; its logits and what draws from them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +26,12 @@ class CpuResult:
 
     view  [O, V] float32, the program's own memory
     flat  the batch's draws, packed while the caches still hold what packs them, and the threads are idle anyway
+    kept  captured values by name, [rows, width] float32, the program's own memory
     """
 
     view: npt.NDArray[np.float32]
     flat: FlatDraws
+    kept: Mapping[str, npt.NDArray[np.float32]]
 
     def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
         return self.view[list(outputs)]  # a list index copies
@@ -40,6 +42,9 @@ class CpuResult:
         _native.top_ids(self.view, list(outputs), found)
         return found
 
+    def captured(self, name: str, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        return self.kept[name][list(rows)]  # a list index copies
+
 
 class CpuProgram:
     """Implements DraftProgram; CpuBackend makes one for the target, and one for each pass that drafts beside it."""
@@ -49,10 +54,13 @@ class CpuProgram:
         self._table, self._pool, self._limits = table, pool, limits
         self._store: _native.KvStore | None = None
         self._logits: npt.NDArray[np.float32]
+        self._features: npt.NDArray[np.float32] | None = None  # what the pass reads as such
+        self._kept: dict[str, npt.NDArray[np.float32]] = {}
         self._drawers: _native.Drawers
         self._matrices: Matrices = {}
         self._loader: Loader
-        self.weight_bytes = 0  # beyond what it shares with another program
+        self.packed_bytes = 0  # of matrices, beyond what it shares with another program
+        self.vector_bytes = 0
         self.kv_bytes = 0  # of a store of its own
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
@@ -63,20 +71,28 @@ class CpuProgram:
         )
         for step in recorder.steps:
             builder.add(step)
+        kept = {name: builder.view(value) for name, value in recorder.captured.items()}
+        for view in kept.values():
+            self.native.keep(view)
         self.native.finish(builder.view(result))
         self._logits = self.native.logits()
+        self._kept = {name: self.native.rows(view) for name, view in kept.items()}
+        if recorder.given is not None:
+            self._features = self.native.rows(builder.view(recorder.given))
         self._drawers = _native.Drawers(self._table, self._pool, self._logits.shape[1])
 
     def use(self, store: _native.KvStore) -> None:
         """Work on a KV store from now on."""
         self._store = store
 
-    def forward(self, batch: Batch) -> CpuResult:
+    def forward(self, batch: Batch, features: npt.NDArray[np.float32] | None = None) -> CpuResult:
         """Write the rows' KV and compute the output rows' logits.
 
-        Raises ValueError, before anything is computed, when an index of the batch leaves its array.
+        Raises ValueError, before anything is computed, when an index of the batch leaves its array, or `features` is
+        missing, of another shape or not expected.
         """
         assert self._store is not None, "allocate_kv comes first"
+        self._fill(features, batch.num_rows)
         flat = pack_draws(batch.draws, len(batch.output_rows))
         self.native.run(
             self._store,
@@ -90,7 +106,16 @@ class CpuProgram:
             batch.ancestors,
             batch.output_rows,
         )
-        return CpuResult(self._logits[: len(batch.output_rows)], flat)
+        return CpuResult(self._logits[: len(batch.output_rows)], flat, self._kept)
+
+    def _fill(self, features: npt.NDArray[np.float32] | None, num_rows: int) -> None:
+        """Take over the features of a batch."""
+        wanted = None if self._features is None else (num_rows, self._features.shape[1])
+        given = None if features is None else features.shape
+        if given != wanted:
+            raise ValueError(f"the pass reads features of shape {wanted}, got {given}")
+        if self._features is not None:
+            self._features[:num_rows] = features
 
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
@@ -109,6 +134,11 @@ class CpuProgram:
     @property
     def workspace_bytes(self) -> int:
         return self.native.workspace_bytes + self._drawers.bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights beyond those that are shared."""
+        return self.packed_bytes + self.vector_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -131,7 +161,10 @@ class _ProgramBuilder:
         self._loader = loader
         self._max_positions = max_positions
         self._rope_tables: dict[RopeSpec, int] = {}
-        numbers = [program.add_buffer(w, on) for w, on in zip(plan.widths, plan.on_outputs, strict=True)]
+        numbers = [
+            program.add_input(width) if index in plan.inputs else program.add_buffer(width, on)
+            for index, (width, on) in enumerate(zip(plan.widths, plan.on_outputs, strict=True))
+        ]
         self._buffer_of = {value: numbers[index] for value, index in plan.buffer_of.items()}
 
     def view(self, value: Value) -> _native.View:
@@ -151,6 +184,8 @@ class _ProgramBuilder:
                 assert attention is not None
                 program.write_kv(step.layer, reads[0], reads[1], attention.num_kv_heads)
                 return
+            case "features":
+                return  # the caller writes them
         assert step.writes is not None
         out = self.view(step.writes)
         match step.kind:
@@ -165,6 +200,8 @@ class _ProgramBuilder:
                 program.attention(
                     step.layer, reads[0], attention.num_heads, attention.num_kv_heads, attention.scale, 0, out
                 )
+            case "silu":
+                program.silu(reads[0], out)
             case "silu_mul":
                 program.silu_mul(reads[0], reads[1], out)
             case "add":

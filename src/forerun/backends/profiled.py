@@ -34,8 +34,14 @@ class ProfiledCpuBackend(CpuBackend):
         self._profile = profile
         self._names: Sequence[str] = ()
 
-    def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
-        super().load(model, limits, progress)
+    def load(
+        self,
+        model: LoadedModel,
+        limits: Limits,
+        progress: Progress | None = None,
+        captures: Sequence[int] = (),
+    ) -> None:
+        super().load(model, limits, progress, captures)
         self._names = [_name(shape) for shape in _native.op_shapes(self.program)]
 
     def forward(self, batch: Batch) -> CpuResult:

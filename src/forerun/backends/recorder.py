@@ -24,7 +24,7 @@ class Value:
 class Step:
     """One recorded operation.
 
-    kind     name of the operation in Ops
+    kind     name of the operation in Ops; "features" makes a value that the caller fills
     reads    values it reads; "rope" also writes its only one in place
     writes   the value it makes, None for "rope" and "write_kv"
     weights  logical names: a norm's weight, or the matrices of a linear layer, stacked
@@ -50,11 +50,13 @@ class BufferPlan:
     widths      [buffers] columns
     on_outputs  [buffers] True: holds output rows, False: holds all rows
     buffer_of   value id -> buffer
+    inputs      buffers that the caller fills
     """
 
     widths: tuple[int, ...]
     on_outputs: tuple[bool, ...]
     buffer_of: dict[int, int]
+    inputs: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -68,6 +70,8 @@ class Recorder:
     steps: list[Step] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)  # per value id
     on_outputs: list[bool] = field(default_factory=list)  # per value id
+    captured: dict[str, Value] = field(default_factory=dict)
+    given: Value | None = None  # the features
 
     def embed(self, weight: str) -> Value:
         out = self._new(self.shapes[weight][1], on_outputs=False)
@@ -87,6 +91,8 @@ class Recorder:
         return tuple(Value(x.id, start, width) for start, width in zip(starts, widths, strict=True))
 
     def rope(self, x: Value, num_heads: int, rope: RopeSpec) -> Value:
+        if any(value.id == x.id for value in self.captured.values()):
+            raise ValueError("a captured value must not be rotated, which happens in place")
         self.steps.append(Step("rope", (x,), num_heads=num_heads, rope=rope))
         return x
 
@@ -95,6 +101,9 @@ class Recorder:
 
     def attention(self, layer: int, q: Value, spec: AttentionSpec) -> Value:
         return self._make("attention", (q,), q.width, layer=layer, attention=spec)
+
+    def silu(self, x: Value) -> Value:
+        return self._make("silu", (x,), x.width)
 
     def silu_mul(self, gate: Value, up: Value) -> Value:
         return self._make("silu_mul", (gate, up), gate.width)
@@ -106,6 +115,18 @@ class Recorder:
         out = self._new(x.width, on_outputs=True)
         self.steps.append(Step("select_outputs", (x,), out))
         return out
+
+    def features(self, width: int) -> Value:
+        if self.given is not None:
+            raise ValueError("a pass reads its features once")
+        self.given = self._new(width, on_outputs=False)
+        self.steps.append(Step("features", writes=self.given))
+        return self.given
+
+    def capture(self, name: str, x: Value) -> None:
+        if name in self.captured:
+            raise ValueError(f"{name} is captured twice")
+        self.captured[name] = x
 
     def matrices(self) -> list[tuple[str, ...]]:
         """The stacks of matrices that the recording multiplies with or embeds from, each once, in order of use."""
@@ -147,19 +168,21 @@ class Recorder:
 def plan_buffers(recorder: Recorder, result: Value) -> BufferPlan:
     """Give every value a buffer, using buffers again once their value has been read for the last time.
 
-    A value never shares a buffer with one that is read by the step that makes it, and `result` keeps its own to itself.
-    A new value takes the free buffer that needs the least widening.
+    A value never shares a buffer with one that is read by the step that makes it; `result`, captured values and the
+    features share theirs with nobody. A new value takes the free buffer that needs the least widening.
     """
     last_read = {value.id: index for index, step in enumerate(recorder.steps) for value in step.reads}
     widths: list[int] = []
     on_outputs: list[bool] = []
     buffer_of: dict[int, int] = {}
     free: list[int] = []
+    alone = {result.id, *(value.id for value in recorder.captured.values())}
+    alone |= {recorder.given.id} if recorder.given is not None else set()
     for index, step in enumerate(recorder.steps):
         made = step.writes
         if made is not None:
             rows = recorder.on_outputs[made.id]
-            fitting = [b for b in free if on_outputs[b] == rows] if made.id != result.id else []
+            fitting = [b for b in free if on_outputs[b] == rows] if made.id not in alone else []
             if fitting:
                 best = min(fitting, key=lambda b: (max(0, made.width - widths[b]), widths[b]))
                 free.remove(best)
@@ -169,5 +192,6 @@ def plan_buffers(recorder: Recorder, result: Value) -> BufferPlan:
                 widths.append(made.width)
                 on_outputs.append(rows)
             buffer_of[made.id] = best
-        free += {buffer_of[value.id] for value in step.reads if last_read[value.id] == index and value.id != result.id}
-    return BufferPlan(tuple(widths), tuple(on_outputs), buffer_of)
+        free += {buffer_of[value.id] for value in step.reads if last_read[value.id] == index and value.id not in alone}
+    inputs = frozenset() if recorder.given is None else frozenset((buffer_of[recorder.given.id],))
+    return BufferPlan(tuple(widths), tuple(on_outputs), buffer_of, inputs)

@@ -9,7 +9,7 @@ own keys, and the rest is elementwise or reduces along one row.
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +30,10 @@ from forerun.backends.recorder import Recorder
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import KvLayout
 from forerun.errors import CapacityError, ModelFileError, UsageError
+from forerun.models.decoder import check_captures
 from forerun.models.decoder import logits as decoder_logits
 from forerun.models.rope import rope_table
-from forerun.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from forerun.models.spec import AttentionSpec, RopeSpec
 from forerun.sampling.top import top_ids
 from forerun.sampling.walk import draw_batch
 
@@ -119,11 +120,15 @@ class NumpyOps:
         self._tables = tables
         self._kv = kv
         self._batch: Batch
+        self._features: Float32 | None = None
         self._slots_of_row: list[Int32]
+        self.kept: dict[str, Float32] = {}  # captured in this pass
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: Batch, features: Float32 | None = None) -> None:
         """Work on `batch` from now on."""
         self._batch = batch
+        self._features = features
+        self.kept = {}
         block_size = self._kv.layout.block_size
         self._slots_of_row = [visible_slots(batch, row, block_size) for row in range(batch.num_rows)]
 
@@ -171,6 +176,9 @@ class NumpyOps:
             mixed[row] = ((weights @ values) / weights.sum(axis=-1, keepdims=True)).reshape(-1)
         return mixed
 
+    def silu(self, x: Float32) -> Float32:
+        return self.silu_mul(x, np.ones(1, np.float32))
+
     def silu_mul(self, gate: Float32, up: Float32) -> Float32:
         one = np.ones(1, np.float32)
         return gate / (one + np.exp(-gate)) * up
@@ -181,18 +189,31 @@ class NumpyOps:
     def select_outputs(self, x: Float32) -> Float32:
         return x[self._batch.output_rows]
 
+    def features(self, width: int) -> Float32:
+        if self._features is None or self._features.shape != (self._batch.num_rows, width):
+            given = None if self._features is None else self._features.shape
+            raise ValueError(f"the pass reads features of shape {(self._batch.num_rows, width)}, got {given}")
+        return self._features
+
+    def capture(self, name: str, x: Float32) -> None:
+        self.kept[name] = x
+
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """Logits of one step. all_logits  [O, V] float32"""
+    """Logits of one step. all_logits  [O, V] float32; kept  captured values by name, [rows, width] float32"""
 
     all_logits: Float32
+    kept: Mapping[str, Float32]
 
     def logits(self, outputs: Sequence[int]) -> Float32:
         return self.all_logits[list(outputs)]  # a list index copies
 
     def top(self, outputs: Sequence[int], count: int) -> Int32:
         return top_ids(self.all_logits, outputs, count)
+
+    def captured(self, name: str, rows: Sequence[int]) -> Float32:
+        return self.kept[name][list(rows)]  # a list index copies
 
 
 class ReferenceProgram:
@@ -210,12 +231,12 @@ class ReferenceProgram:
         self._ops = NumpyOps(weights, tables, kv)
         self._forward = forward
 
-    def forward(self, batch: Batch) -> ReferenceResult:
-        """Write the rows' KV and compute the output rows' logits."""
-        self._ops.begin(batch)
+    def forward(self, batch: Batch, features: Float32 | None = None) -> ReferenceResult:
+        """Write the rows' KV and compute the output rows' logits. Raises ValueError for features of a wrong shape."""
+        self._ops.begin(batch, features)
         # A NaN must stay its sequence's problem; exp(-gate) may overflow to inf, and gate / inf is the right zero.
         with np.errstate(invalid="ignore", over="ignore"):
-            return ReferenceResult(self._forward(self._ops))
+            return ReferenceResult(self._forward(self._ops), self._ops.kept)
 
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
@@ -236,8 +257,9 @@ class ReferenceBackend:
     name = "reference"
 
     def __init__(self) -> None:
-        self._model: LoadedModel
+        self._model: LoadedModel | None = None
         self._limits: Limits
+        self._captures: tuple[int, ...] = ()
         self._weights: dict[str, Float32] = {}
         self._tables: dict[RopeSpec, tuple[Float32, Float32]] = {}
         self._kv: KvStore | None = None
@@ -255,19 +277,30 @@ class ReferenceBackend:
         rope = hashlib.blake2b(repr(sorted(self._tables, key=repr)).encode(), digest_size=4).hexdigest()
         return f"reference{NUMERICS_VERSION}-numpy{np.__version__}-w:fp32-a:fp32-rope:{rope}-kv:{codec}"
 
-    def load(self, model: LoadedModel, limits: Limits, progress: Progress | None = None) -> None:
+    def load(
+        self,
+        model: LoadedModel,
+        limits: Limits,
+        progress: Progress | None = None,
+        captures: Sequence[int] = (),
+    ) -> None:
         """Dequantise every weight to float32. Raises ModelFileError, CapacityError."""
-        self._weights = _read_weights(model, model.spec.weight_shapes(), progress)
-        self._tables = _rope_tables(model.spec, limits)
-        self._model, self._limits = model, limits
+        check_captures(model.spec, captures)
+        if model is not self._model:
+            self._weights = _read_weights(model.weights, model.spec.weight_shapes(), progress)
+        self._tables = _RopeTables({layer.mixer.rope for layer in model.spec.layers}, limits.max_model_len)
+        self._model, self._limits, self._captures = model, limits, tuple(captures)
+        if self._kv is not None:
+            self._use(self._kv)
 
     def add_program(self, spec: ProgramSpec, progress: Progress | None = None) -> ReferenceProgram:
         """Load a further pass; weights are float32 whatever the spec says. Raises as `load` does."""
-        weights = self._weights if spec.model is self._model else {}
-        weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
-        tables = _rope_tables(spec.model.spec, spec.limits)
+        known = self._weights if spec.model is self._model else {}
+        wanted = {name: shape for name, shape in spec.weight_shapes.items() if name not in known}
+        weights = {**known, **_read_weights(spec.all_weights, wanted, progress)}
         kv = self._store() if spec.kv is None else KvStore(spec.kv)
-        return ReferenceProgram(weights, tables, spec.forward, kv, spec.model.weights)
+        tables = _RopeTables((), spec.limits.max_model_len)
+        return ReferenceProgram(weights, tables, spec.forward, kv, spec.all_weights)
 
     def pass_bytes(self, spec: ProgramSpec) -> int:
         """Bytes of the float32 matrices that one pass multiplies with."""
@@ -284,9 +317,17 @@ class ReferenceBackend:
             raise CapacityError(
                 f"no memory left for {layout.total_bytes} bytes of KV; ask for a smaller cache"
             ) from error
-        spec, weights = self._model.spec, self._model.weights
+        self._use(self._kv)
+
+    def _use(self, kv: KvStore) -> None:
+        assert self._model is not None, "load comes first"
+        spec, captures = self._model.spec, self._captures
         self._program = ReferenceProgram(
-            self._weights, self._tables, lambda ops: decoder_logits(spec, ops), self._kv, weights
+            self._weights,
+            self._tables,
+            lambda ops: decoder_logits(spec, ops, captures=captures),
+            kv,
+            self._model.weights,
         )
 
     def forward(self, batch: Batch) -> ReferenceResult:
@@ -331,26 +372,34 @@ class ReferenceBackend:
 
 
 def _read_weights(
-    model: LoadedModel, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
+    source: Weights, shapes: Mapping[str, tuple[int, ...]], progress: Progress | None
 ) -> dict[str, Float32]:
     """Every weight of `shapes` as float32."""
     weights: dict[str, Float32] = {}
-    done, total = 0, sum(model.weights.num_bytes(name) for name in shapes if name in model.weights)
+    done, total = 0, sum(source.num_bytes(name) for name in shapes if name in source)
     for name, shape in shapes.items():
-        if name not in model.weights:
+        if name not in source:
             raise ModelFileError(f"weight {name} is missing; the model file is incomplete, fetch it again")
         try:
-            array = model.weights.read(name)
+            array = source.read(name)
         except MemoryError as error:
             raise CapacityError(f"no memory left for weight {name} {shape}; use a smaller model") from error
         if array.shape != shape:
             raise ModelFileError(f"weight {name} has shape {array.shape}, expected {shape}; fetch the model again")
         weights[name] = array
-        done += model.weights.num_bytes(name)
+        done += source.num_bytes(name)
         if progress is not None:
             progress(done, total)
     return weights
 
 
-def _rope_tables(spec: ModelSpec, limits: Limits) -> dict[RopeSpec, tuple[Float32, Float32]]:
-    return {rope: rope_table(rope, limits.max_model_len) for rope in {layer.mixer.rope for layer in spec.layers}}
+class _RopeTables(dict[RopeSpec, tuple[Float32, Float32]]):
+    """Rotary tables of `ropes`, and of others when a pass asks for them."""
+
+    def __init__(self, ropes: Iterable[RopeSpec], max_positions: int) -> None:
+        super().__init__({rope: rope_table(rope, max_positions) for rope in ropes})
+        self._max_positions = max_positions
+
+    def __missing__(self, rope: RopeSpec) -> tuple[Float32, Float32]:
+        self[rope] = rope_table(rope, self._max_positions)
+        return self[rope]

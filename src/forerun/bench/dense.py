@@ -73,6 +73,9 @@ class DenseOps:
         mixed = (weights @ values) / weights.sum(axis=-1, keepdims=True)
         return np.ascontiguousarray(mixed.transpose(2, 0, 1, 3)).reshape(length, -1)
 
+    def silu(self, x: Float32) -> Float32:
+        return self.silu_mul(x, np.ones(1, np.float32))
+
     def silu_mul(self, gate: Float32, up: Float32) -> Float32:
         one = np.ones(1, np.float32)
         return gate / (one + np.exp(-gate)) * up
@@ -82,6 +85,12 @@ class DenseOps:
 
     def select_outputs(self, x: Float32) -> Float32:
         return x
+
+    def features(self, width: int) -> Float32:
+        raise NotImplementedError("a dense pass reads tokens only")
+
+    def capture(self, name: str, x: Float32) -> None:
+        raise NotImplementedError("a dense pass yields logits only")
 
     def _chunks(self, name: str) -> Iterator[Float32]:
         rows, cols = self._weights.shape(name)

@@ -21,6 +21,7 @@ from forerun.backends.base import ForwardResult
 from forerun.batch import Outcome
 from forerun.cache.layout import KvStack
 from forerun.errors import UsageError
+from forerun.models.decoder import hidden_name
 from forerun.sequence import Sequence
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
@@ -99,6 +100,44 @@ class HostedDrafter(Protocol):
 
     def load(self, host: DraftHost, first_kv_layer: int) -> None:
         """Load what it runs; the KV memory is there. Its own stacks begin at layer `first_kv_layer` of the store."""
+        ...
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Rows of a step that have become part of a sequence, drawn from or not.
+
+    start   position of the first one; the sequence's tokens are computed up to start + len(rows) now
+    rows    rows of the batch, one a token
+    result  valid during the call of `collect` only
+    """
+
+    sequence: Sequence
+    start: int
+    rows: Seq[int]
+    result: ForwardResult
+
+    @property
+    def stop(self) -> int:
+        """Position behind the last one."""
+        return self.start + len(self.rows)
+
+    def hidden(self, captures: Seq[int]) -> npt.NDArray[np.float32]:
+        """[len(rows), ...] the target's hidden states of these numbers, side by side."""
+        return np.concatenate([self.result.captured(hidden_name(index), self.rows) for index in captures], axis=1)
+
+
+@runtime_checkable
+class HiddenStateDrafter(Protocol):
+    """What a drafter implements beside HostedDrafter when it reads hidden states of the target."""
+
+    def captures(self, host: DraftHost) -> Seq[int]:
+        """Numbers of the hidden states, see models/decoder; asked before the target is loaded."""
+        ...
+
+    def collect(self, computed: Seq[Computed]) -> None:
+        """Take over what a step has computed, prefill too: nobody computes it again. It comes after the commit, but
+        before blocks are published or released, so that slots of the rows may be written even where a sequence ends."""
         ...
 
 

@@ -10,7 +10,14 @@ from forerun.errors import UsageError
 from forerun.machine import processor_name
 from forerun.speculation.allocator import Allocator
 from forerun.speculation.budget import Budget, FixedBudget
-from forerun.speculation.drafter import Drafter, HostedDrafter, OptionValue, known_drafters, make_drafter
+from forerun.speculation.drafter import (
+    Drafter,
+    HiddenStateDrafter,
+    HostedDrafter,
+    OptionValue,
+    known_drafters,
+    make_drafter,
+)
 from forerun.speculation.drafters import AUTO
 from forerun.speculation.host import DraftHost
 from forerun.speculation.probe import probe_steps
@@ -56,6 +63,12 @@ def _options_of(name: str, names: Seq[str], config: SpeculationConfig) -> dict[s
 def plan_stacks(drafters: Seq[Drafter], host: DraftHost) -> list[tuple[KvStack, ...]]:
     """KV layers that each drafter wants for itself; none for those that run no model of their own."""
     return [tuple(drafter.kv_stacks(host)) if isinstance(drafter, HostedDrafter) else () for drafter in drafters]
+
+
+def plan_captures(drafters: Seq[Drafter], host: DraftHost) -> tuple[int, ...]:
+    """Hidden states that the target must leave behind for its drafters, ascending."""
+    readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
+    return tuple(sorted({index for drafter in readers for index in drafter.captures(host)}))
 
 
 def load_drafters(drafters: Seq[Drafter], stacks: Seq[tuple[KvStack, ...]], host: DraftHost) -> None:

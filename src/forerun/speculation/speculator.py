@@ -17,7 +17,7 @@ from forerun.batch import Batch, Outcome
 from forerun.errors import RequestError
 from forerun.sequence import Sequence
 from forerun.speculation.budget import Budget, StepFacts
-from forerun.speculation.drafter import Ask, Drafter, Seen
+from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
 from forerun.speculation.rule import has_sound_probs
 from forerun.speculation.tree import DraftTree
 
@@ -155,6 +155,27 @@ class Speculator:
                 with self._guard(drafter):
                     drafter.observe(mine)
 
+    def collect(
+        self, sequences: Seq[Sequence], outcomes: Seq[Outcome | None], batch: Batch, result: ForwardResult
+    ) -> None:
+        """Hand hidden states of committed tokens to the drafters that read them, while the sequences have their blocks.
+
+        sequences, outcomes  one per sequence of the batch; None where nothing was drawn
+        """
+        readers = [drafter for drafter in self.drafters if isinstance(drafter, HiddenStateDrafter)]
+        if not readers:
+            return
+        computed = [
+            Computed(sequence, int(batch.context_len[index]), committed_rows(batch, index, outcome), result)
+            for index, (sequence, outcome) in enumerate(zip(sequences, outcomes, strict=True))
+            if outcome is None or outcome.is_finite
+        ]
+        for drafter in self.drafters:
+            mine = [one for one in computed if drafter in self._allowed(one.sequence)]
+            if mine and isinstance(drafter, HiddenStateDrafter):
+                with self._guard(drafter):
+                    drafter.collect(mine)
+
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
         wanted = sequence.params.speculation.drafter
@@ -227,6 +248,15 @@ class Speculator:
         keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
         self.stats.dropped_nodes += len(tree) - 1 - len(keep)
         return tree.keep(keep)
+
+
+def committed_rows(batch: Batch, index: int, outcome: Outcome | None) -> list[int]:
+    """Rows of the batch whose tokens sequence `index` keeps: pending tokens, and accepted nodes in depth order."""
+    first, end = int(batch.query_start[index]), int(batch.query_start[index + 1])
+    if outcome is None:
+        return list(range(first, end))
+    root = end - len(outcome.tree)
+    return [*range(first, root + 1), *(root + row for row in outcome.accepted)]
 
 
 def _raise(counts: list[int], index: int) -> None:

@@ -84,6 +84,10 @@ class TreeSearch:
         """Token of a candidate."""
         return self._tokens[node]
 
+    def parent(self, node: int) -> int:
+        """Candidate below which a candidate hangs, -1 for the root."""
+        return self._parents[node]
+
     def depth(self, node: int) -> int:
         """Edges between a candidate and the root."""
         return self._depths[node]

@@ -80,6 +80,15 @@ class Settings:
             raise ModelFileError(f"{self._name(key)} must be a string, got {_show(value)}")
         return value
 
+    def whole_numbers(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers of at least 0, or None."""
+        value = self._take(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(entry) is int and entry >= 0 for entry in value) or not value:
+            raise ModelFileError(f"{self._name(key)} must be a list of whole numbers, got {_show(value)}")
+        return tuple(value)
+
     def choice(self, key: str, default: str, *allowed: str) -> str:
         """A string out of `allowed`."""
         value = self.text(key, default)

@@ -8,6 +8,7 @@ torch nor a third numpy type.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,14 @@ class SafetensorsTensor:
 
 
 class SafetensorsFile:
-    """One file. Raises ModelFileError, UnsupportedModel."""
+    """One file. Raises ModelFileError, UnsupportedModel.
 
-    def __init__(self, path: Path) -> None:
+    item_bytes  data types that may occur, with the bytes of a number
+    metadata    texts by name that the file carries beside its tensors
+    """
+
+    def __init__(self, path: Path, item_bytes: Mapping[str, int] = ITEM_BYTES) -> None:
+        self._item_bytes = item_bytes
         self.file = MappedFile(path)
         length = int.from_bytes(self.file.map[:8], "little")
         if self.file.size < 8 or length > min(self.file.size - 8, MAX_JSON_BYTES):
@@ -50,7 +56,7 @@ class SafetensorsFile:
             raise self._corrupt("its header is not JSON") from error
         if not isinstance(header, dict):
             raise self._corrupt("its header is not a JSON object")
-        header.pop("__metadata__", None)
+        self.metadata: Any = header.pop("__metadata__", {})
         self.tensors = {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
         end, before = 0, ""
         for name, tensor in sorted(self.tensors.items(), key=lambda item: item[1].start):
@@ -71,10 +77,10 @@ class SafetensorsFile:
             raise self._corrupt(f"the entry of tensor {name!r} is incomplete") from error
         if not sizes_are_whole or begin > end or data_start + end > self.file.size:
             raise self._corrupt(f"tensor {name!r} lies outside the file")
-        if dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
+        if dtype not in self._item_bytes:
+            known = ", ".join(self._item_bytes)
             raise UnsupportedModel(f"{self.file.path}: tensor {name!r} is stored as {dtype!r:.60}; use one of {known}")
-        if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
+        if math.prod(shape) * self._item_bytes[dtype] != end - begin:
             raise self._corrupt(f"tensor {name!r} of shape {shape!s:.60} does not fill its {end - begin} bytes")
         return SafetensorsTensor(shape, dtype, data_start + begin, end - begin)
 
@@ -86,7 +92,7 @@ class SafetensorsFolder:
         self.path = folder
         if not (folder / CONFIG).is_file():
             raise ModelFileError(f"{folder} has no {CONFIG}; give a Hugging Face model folder or a .gguf file")
-        self.config = _read_json(folder / CONFIG)
+        self.config = read_json(folder / CONFIG)
         self.files = tuple(SafetensorsFile(path) for path in self._paths())
         self.size_bytes = sum(file.file.size for file in self.files)
         self._places: dict[str, tuple[SafetensorsFile, SafetensorsTensor]] = {}
@@ -101,7 +107,7 @@ class SafetensorsFolder:
             if not (self.path / SINGLE).is_file():
                 raise ModelFileError(f"{self.path} has neither {SINGLE} nor {INDEX}; fetch the safetensors weights")
             return [self.path / SINGLE]
-        weight_map = _read_json(self.path / INDEX).get("weight_map")
+        weight_map = read_json(self.path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelFileError(f"{self.path / INDEX} has no weight_map; fetch it again")
         if not all(isinstance(shard, str) and Path(shard).name == shard for shard in weight_map.values()):
@@ -145,7 +151,8 @@ class SafetensorsFolder:
         return rows.reshape(stop - start, row_bytes)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file. Raises ModelFileError."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise ModelFileError(f"{path} is too large for a JSON description; fetch it again")

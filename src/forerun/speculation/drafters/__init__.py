@@ -1,9 +1,12 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
+from forerun.speculation.drafters.block_head import BlockHeadDrafter
 from forerun.speculation.drafters.draft_model import ModelDrafter
+from forerun.speculation.drafters.eagle import EagleDrafter
 from forerun.speculation.drafters.early_exit import make_early_exit
 from forerun.speculation.drafters.layer_skip import make_layer_skip
 from forerun.speculation.drafters.lookahead import LookaheadDrafter
+from forerun.speculation.drafters.medusa import MedusaDrafter
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.drafters.recycle import RecycleDrafter
 from forerun.speculation.drafters.self_int4 import make_self_int4
@@ -11,4 +14,17 @@ from forerun.speculation.drafters.suffix import SuffixDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "LookaheadDrafter", "ModelDrafter", "NgramDrafter", "RecycleDrafter", "SuffixDrafter", "make_early_exit", "make_layer_skip", "make_self_int4"]
+__all__ = [
+    "AUTO",
+    "BlockHeadDrafter",
+    "EagleDrafter",
+    "LookaheadDrafter",
+    "MedusaDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "RecycleDrafter",
+    "SuffixDrafter",
+    "make_early_exit",
+    "make_layer_skip",
+    "make_self_int4",
+]
