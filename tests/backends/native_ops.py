@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from forerun import _native
 from forerun.backends.cpu import INT16_TABLES
-from forerun.backends.reference import round_to_bf16
+from forerun.backends.reference_kv import round_to_bf16
 from forerun.batch import Batch
 from tests.steps import Rows, make_batch
 

@@ -9,7 +9,8 @@ from forerun import _native
 from forerun.backends import reference
 from forerun.backends.base import Limits, LoadedModel, SlotMove
 from forerun.backends.cpu import INT16_TABLES, KERNELS_VERSION, CpuBackend, choose_table, cpu_info
-from forerun.backends.reference import NumpyOps, ReferenceBackend, round_to_bf16
+from forerun.backends.reference import NumpyOps, ReferenceBackend
+from forerun.backends.reference_kv import round_to_bf16
 from forerun.batch import DrawRequest
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, UsageError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun import _native
-from forerun.backends.reference import round_to_bf16
+from forerun.backends.reference_kv import round_to_bf16
 from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
 from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run

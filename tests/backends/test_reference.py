@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from forerun.backends.base import Limits, LoadedModel, SlotMove
-from forerun.backends.reference import ReferenceBackend, round_to_bf16
+from forerun.backends.reference import ReferenceBackend
+from forerun.backends.reference_kv import round_to_bf16
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.errors import ModelFileError, UsageError
 from forerun.models.rope import llama3_freq_factors, rope_table

@@ -39,7 +39,7 @@ def test_every_setting_is_measured_and_equal(tiny_model: Path) -> None:
         assert result.peak_memory_bytes > 10e6
         if result.speculation == "off":
             assert (result.mean_accepted_len, result.acceptance) == (1.0, None)
-            # 23 steps of 1 or 3 rows yield the tokens behind the first ones; a step that was interrupted lowers the rate
+            # 23 steps of 1 or 3 rows yield the tokens behind the first; an interruption lowers the rate
             assert 0 < result.decode_tokens_per_s * result.step_ms / 1e3 < 1.5 * result.batch
         else:
             assert result.mean_accepted_len > 1  # the tiny model repeats itself
