@@ -140,7 +140,7 @@ class Forward(Protocol):
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A forward pass beside the target's, over the same KV store: a draft model, or part of the target.
+    """A forward pass beside the target's, as a rule over the same KV store: a draft model, or part of the target.
 
     name     for messages
     model    whose weights it reads. The target's own LoadedModel object: the loaded weights are shared
@@ -148,6 +148,7 @@ class ProgramSpec:
     limits   rows and outputs of its batches
     weights  format of the weights as a backend's users choose it; None: as the target's
     shapes   logical weights that it may read, with their shapes; None: those of the model's spec
+    kv       layout of a KV store of its own, whose layers are numbered from 0; None: it works on the target's store
     """
 
     name: str
@@ -156,6 +157,7 @@ class ProgramSpec:
     limits: "Limits"
     weights: str | None = None
     shapes: Mapping[str, tuple[int, ...]] | None = None
+    kv: KvLayout | None = None
 
     @property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -173,9 +175,16 @@ class DraftProgram(Protocol):
         """Draw as the target does. Columns are taken for token ids."""
         ...
 
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Read rows start..stop-1 of a matrix again, both multiples of 16: what the model's weights hold has changed.
+
+        The matrix must be the program's own, not shared with the target.
+        """
+        ...
+
     @property
     def num_bytes(self) -> int:
-        """Memory held beyond what is shared with the target: weights and workspace."""
+        """Memory held beyond what is shared with the target: weights, workspace, and a KV store of its own."""
         ...
 
 

@@ -159,10 +159,15 @@ class CpuBackend:
         self._kv_layers = [(layer.mixer.num_kv_heads, layer.mixer.head_dim) for layer in model.spec.layers]
 
     def add_program(self, spec: ProgramSpec, progress: Progress | None = None) -> CpuProgram:
-        """Load a further pass over the same KV store. Raises as `load` does."""
+        """Load a further pass. Raises as `load` and `allocate_kv` do."""
         is_shared = spec.model is self._target and spec.weights in (None, self._weights)
         program, _ = self._make_program(spec, dict(self._matrices) if is_shared else {}, progress)
-        program.use(self._kv)
+        if spec.kv is None:
+            program.use(self._kv)
+        else:
+            store = self._make_store(spec.kv, "draft-model.sequences")
+            program.use(store)
+            program.kv_bytes = store.bytes
         return program
 
     def _make_program(self, spec: ProgramSpec, matrices: Matrices, progress: Progress | None) -> tuple[CpuProgram, str]:
@@ -192,18 +197,21 @@ class CpuBackend:
 
         Raises UsageError on a block size or codec that the kernels do not have, CapacityError when memory is too small.
         """
-        layers = [(s.num_kv_heads, s.head_dim) for s in layout.stacks for _ in range(s.num_layers)]
-        if layers[: len(self._kv_layers)] != self._kv_layers:
+        if _kv_layers(layout)[: len(self._kv_layers)] != self._kv_layers:
             raise UnsupportedModel("the KV layout does not fit the model: its first stack must be the model's layers")
+        self._store = self._make_store(layout, "kv_cache_bytes or max_model_len")
+        if self._program is not None:
+            self._program.use(self._store)
+        self._codec = layout.codec
+
+    def _make_store(self, layout: KvLayout, remedy: str) -> _native.KvStore:
+        """A KV store. remedy  the options to lower when memory is too small"""
         if layout.codec not in CODEC_BYTES:
             raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(CODEC_BYTES))}")
         if layout.block_size < 16 or layout.block_size % 16:
             raise UsageError(f"block_size must be a multiple of 16, got {layout.block_size}")
-        _reserve(layout.total_bytes, "the KV cache", "lower kv_cache_bytes or max_model_len")
-        self._store = _native.KvStore(self._table, layout.num_blocks, layout.block_size, layout.codec, layers)
-        if self._program is not None:
-            self._program.use(self._store)
-        self._codec = layout.codec
+        _reserve(layout.total_bytes, "the KV cache", f"lower {remedy}")
+        return _native.KvStore(self._table, layout.num_blocks, layout.block_size, layout.codec, _kv_layers(layout))
 
     # ---- a step ----
 
@@ -252,6 +260,10 @@ class CpuBackend:
     def _kv(self) -> _native.KvStore:
         assert self._store is not None, "allocate_kv comes first"
         return self._store
+
+
+def _kv_layers(layout: KvLayout) -> list[tuple[int, int]]:
+    return [(stack.num_kv_heads, stack.head_dim) for stack in layout.stacks for _ in range(stack.num_layers)]
 
 
 def _check_weights(model: LoadedModel, shapes: dict[str, tuple[int, ...]]) -> None:

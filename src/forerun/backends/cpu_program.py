@@ -50,10 +50,14 @@ class CpuProgram:
         self._store: _native.KvStore | None = None
         self._logits: npt.NDArray[np.float32]
         self._drawers: _native.Drawers
+        self._matrices: Matrices = {}
+        self._loader: Loader
         self.weight_bytes = 0  # beyond what it shares with another program
+        self.kv_bytes = 0  # of a store of its own
 
     def build(self, recorder: Recorder, result: Value, matrices: Matrices, loader: Loader) -> None:
         """Turn a recording into the native program."""
+        self._matrices, self._loader = matrices, loader
         builder = _ProgramBuilder(
             self.native, plan_buffers(recorder, result), matrices, loader, self._limits.max_model_len
         )
@@ -97,13 +101,18 @@ class CpuProgram:
         self._drawers.draw(logits, *flat.arguments)
         return unpack_drawn(flat, hash_of=lambda output: hash_row(logits[output]))
 
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Pack rows start..stop-1 of a matrix that stands alone in its stack again, both multiples of a panel."""
+        (matrix,) = self._matrices[(weight,)]
+        self._loader.repack(matrix, weight, start, stop)
+
     @property
     def workspace_bytes(self) -> int:
         return self.native.workspace_bytes + self._drawers.bytes
 
     @property
     def num_bytes(self) -> int:
-        return self.weight_bytes + self.workspace_bytes
+        return self.weight_bytes + self.workspace_bytes + self.kv_bytes
 
 
 class _ProgramBuilder:

@@ -54,6 +54,11 @@ class Loader:
             start += rows
         return packed
 
+    def repack(self, packed: _native.PackedMatrix, name: str, start: int, stop: int) -> None:
+        """Read rows start..stop-1 of a matrix that was packed alone again; both are multiples of PANEL."""
+        assert start % PANEL == 0 == stop % PANEL, "rows would share a panel with others"
+        self._pack(packed, start, name, start, stop)
+
     def vector(self, name: str) -> npt.NDArray[np.float32]:
         """A norm's weight or a bias."""
         values = self._weights.read(name)

@@ -23,6 +23,7 @@ from forerun.backends.base import (
     ProgramSpec,
     Progress,
     SlotMove,
+    Weights,
 )
 from forerun.batch import Batch, Drawn
 from forerun.cache.layout import KvLayout
@@ -201,8 +202,9 @@ class ReferenceProgram:
         tables: dict[RopeSpec, tuple[Float32, Float32]],
         forward: Forward,
         kv: KvStore,
+        source: Weights,
     ) -> None:
-        self._weights = weights
+        self._weights, self._source = weights, source
         self._ops = NumpyOps(weights, tables, kv)
         self._forward = forward
 
@@ -216,6 +218,10 @@ class ReferenceProgram:
     def draw(self, result: ForwardResult, batch: Batch) -> Drawn:
         """Draw by walking each sequence's tree."""
         return draw_batch(lambda output: result.logits((output,))[0], batch)
+
+    def reload(self, weight: str, start: int, stop: int) -> None:
+        """Read rows start..stop-1 of a matrix again."""
+        self._weights[weight][start:stop] = self._source.read(weight, start, stop)
 
     @property
     def num_bytes(self) -> int:
@@ -257,7 +263,9 @@ class ReferenceBackend:
         """Load a further pass; weights are float32 whatever the spec says. Raises as `load` does."""
         weights = self._weights if spec.model is self._model else {}
         weights = weights or _read_weights(spec.model, spec.weight_shapes, progress)
-        return ReferenceProgram(weights, _rope_tables(spec.model.spec, spec.limits), spec.forward, self._store())
+        tables = _rope_tables(spec.model.spec, spec.limits)
+        kv = self._store() if spec.kv is None else KvStore(spec.kv)
+        return ReferenceProgram(weights, tables, spec.forward, kv, spec.model.weights)
 
     def allocate_kv(self, layout: KvLayout) -> None:
         """Allocate the KV store; the first stack is the model's. Raises CapacityError, UsageError."""
@@ -267,8 +275,10 @@ class ReferenceBackend:
             raise CapacityError(
                 f"no memory left for {layout.total_bytes} bytes of KV; ask for a smaller cache"
             ) from error
-        spec = self._model.spec
-        self._program = ReferenceProgram(self._weights, self._tables, lambda ops: decoder_logits(spec, ops), self._kv)
+        spec, weights = self._model.spec, self._model.weights
+        self._program = ReferenceProgram(
+            self._weights, self._tables, lambda ops: decoder_logits(spec, ops), self._kv, weights
+        )
 
     def forward(self, batch: Batch) -> ReferenceResult:
         """Write the rows' KV and compute the output rows' logits."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from forerun.bench.drafters import adversary
+from forerun.config import SpeculationConfig
 from forerun.engine import Engine
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import Request, SamplingParams, Sequence
@@ -129,10 +130,18 @@ def request_of(llm: LLM, cell: Cell) -> Request:
     return Request(cell.name, cell.prompt, replace(cell.params, logits_hash=True), eos_ids=llm.tokenizer.eos_ids)
 
 
-def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, Answer], options: EngineOptions) -> Row:
+def compare(
+    llm: LLM,
+    setting: Setting,
+    cells: Seq[Cell],
+    plain: Mapping[str, Answer],
+    options: EngineOptions,
+    speculation: SpeculationConfig | None = None,
+) -> Row:
     """Run all cells under a setting and compare each with `plain`. Restarts the engine.
 
-    options  those the model was loaded with
+    options      those the model was loaded with
+    speculation  how the setting's drafter drafts, when it has options of its own
     """
     answers = {name: answer.tokens for name, answer in plain.items()}
     drafter = adversary(setting.drafter, answers, llm.model.spec.vocab_size)
@@ -141,7 +150,7 @@ def compare(llm: LLM, setting: Setting, cells: Seq[Cell], plain: Mapping[str, An
     # A run before this one may have left the very KV that a mistake would fail to write.
     llm.backend.clear_blocks(range(blocks))
     llm.reconfigure(
-        speculation=drafter or setting.drafter,
+        speculation=drafter or speculation or setting.drafter,
         options=replace(options, max_num_seqs=setting.batch, max_chunk=setting.chunk, prefix_caching=setting.cache),
         kv_blocks=blocks,
     )

@@ -1,7 +1,8 @@
 """The forward pass of a decoder-only model, written once over Ops, for every family and backend.
 
 A drafter may run part of it: `skip` names sub-layers ("layers.3.attn", "layers.3.mlp") that are passed over, and
-`first_kv_layer` says where its layers lie in the KV store when they are not the target's own.
+`first_kv_layer` says where its layers lie in the KV store when they are not the target's own, and `output` names
+another vocabulary matrix, one with fewer rows for example.
 """
 
 from collections.abc import Set
@@ -16,8 +17,10 @@ V = TypeVar("V")
 NOTHING: frozenset[str] = frozenset()
 
 
-def logits(spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_layer: int = 0) -> V:
-    """Logits of the batch's output rows: [O, vocabulary]."""
+def logits(
+    spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_layer: int = 0, output: str | None = None
+) -> V:
+    """Logits of the batch's output rows: [O, rows of the vocabulary matrix]."""
     x = ops.embed("embed")
     for index, layer in enumerate(spec.layers):
         prefix = f"layers.{index}."
@@ -28,7 +31,7 @@ def logits(spec: ModelSpec, ops: Ops[V], skip: Set[str] = NOTHING, first_kv_laye
             normed = ops.rms_norm(x, prefix + "mlp_norm", spec.norm_eps)
             x = ops.add(x, _mlp(ops, normed, layer.mlp, prefix + "mlp."))
     x = ops.rms_norm(ops.select_outputs(x), "final_norm", spec.norm_eps)
-    return ops.linear(x, (spec.output_weight,))
+    return ops.linear(x, (output or spec.output_weight,))
 
 
 def _attention(ops: Ops[V], x: V, layer: int, spec: AttentionSpec, prefix: str) -> V:

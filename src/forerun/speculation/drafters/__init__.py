@@ -1,5 +1,6 @@
 """Drafters. Importing this package registers the built-in ones; others register themselves from anywhere."""
 
+from forerun.speculation.drafters.draft_model import ModelDrafter
 from forerun.speculation.drafters.lookahead import LookaheadDrafter
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.drafters.recycle import RecycleDrafter
@@ -7,4 +8,4 @@ from forerun.speculation.drafters.suffix import SuffixDrafter
 
 AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
 
-__all__ = ["AUTO", "LookaheadDrafter", "NgramDrafter", "RecycleDrafter", "SuffixDrafter"]
+__all__ = ["AUTO", "LookaheadDrafter", "ModelDrafter", "NgramDrafter", "RecycleDrafter", "SuffixDrafter"]
