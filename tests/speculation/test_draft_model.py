@@ -303,3 +303,16 @@ def test_quantised_drafts_change_no_answer(target, path_of) -> None:
         llm.reconfigure(speculation=config(path_of("target"), weights=weights, width=2), options=BACKENDS["cpu"])
         assert answers(llm, prompts(3), params) == plain
         assert llm.engine.speculator.stats.accepted > 10
+
+
+@pytest.mark.parametrize("verification", ["rejection", "block"])
+@pytest.mark.parametrize("sampling", ["seeded", "filtered", "greedy"])
+def test_a_draft_that_equals_the_target_is_never_rejected(target, path_of, verification, sampling) -> None:
+    """Then p equals q in every row, and every token drawn from q is accepted."""
+    llm = target("cpu")
+    llm.reconfigure(speculation=config(path_of("target"), verification=verification), options=BACKENDS["cpu"])
+    options = {key: value for key, value in SAMPLINGS[sampling].items() if key != "seed"}
+    llm.generate(prompts(3), SamplingParams(max_tokens=24, ignore_eos=True, **options))
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert stats.accepted == stats.drafted > 30
