@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import save_file
 
-from forerun.backends.reference import round_to_bf16
+from forerun.backends.reference_kv import round_to_bf16
 from forerun.models.heads import BlockSpec
 from forerun.models.spec import AttentionSpec, DenseMlpSpec, LayerSpec, ModelSpec, RopeSpec
 from tests.text.vocabularies import byte_level
