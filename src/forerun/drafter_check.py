@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from forerun.generation import GenerationStats
 from forerun.llm import LLM
 from forerun.sequence import SamplingParams, SpeculationParams
 
@@ -48,11 +49,13 @@ def check_drafters(llm: LLM) -> list[DrafterCheck]:
 
 
 def _check(llm: LLM, name: str) -> DrafterCheck:
-    text = _acceptance(llm, name, [llm.tokenizer.encode_prompt(text) for text in TEXTS])
-    chat = None
+    prompts = [llm.tokenizer.encode_prompt(text) for text in TEXTS]
     if llm.has_chat_template:
-        asked = [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
-        chat = _acceptance(llm, name, asked)
+        prompts += [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
+    # All together: a budget that sees no draft accepted soon asks the drafter no more.
+    params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
+    stats = [answer.stats for answer in llm.generate(prompts, params, salt="forerun.drafter_check")]
+    text, chat = _acceptance(stats[: len(TEXTS)]), _acceptance(stats[len(TEXTS) :])
     found = DrafterCheck(name, text, chat, likely_cause(text, chat))
     if found.cause is not None:
         shares = [f"{share:.0%} of {kind}" for kind, share in (("text", text), ("chat", chat)) if share is not None]
@@ -66,12 +69,10 @@ def _check(llm: LLM, name: str) -> DrafterCheck:
     return found
 
 
-def _acceptance(llm: LLM, name: str, prompts: Seq[Seq[int]]) -> float | None:
-    """Of the drafts, the part whose first token was accepted."""
-    params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
-    answers = llm.generate(prompts, params, salt="forerun.drafter_check")
-    drafted = sum(stats.drafted_at[0] for stats in (answer.stats for answer in answers) if stats.drafted_at)
-    accepted = sum(stats.accepted_at[0] for stats in (answer.stats for answer in answers) if stats.accepted_at)
+def _acceptance(answers: Seq[GenerationStats]) -> float | None:
+    """Of the drafts, the part whose first token was accepted; None without any."""
+    drafted = sum(stats.drafted_at[0] for stats in answers if stats.drafted_at)
+    accepted = sum(stats.accepted_at[0] for stats in answers if stats.accepted_at)
     return accepted / drafted if drafted else None
 
 

@@ -46,10 +46,6 @@ def gather() -> dict[str, dict[str, Any]]:
     from forerun.config import CacheConfig
     from forerun.machine import available_memory, total_memory
     from forerun.models.aliases import DEFAULT_MODEL, cache_folder, config_folder
-    from forerun.speculation.drafter import about_drafter, known_drafters
-    from forerun.speculation.setup import drafter_names
-
-    drafter_names("auto")  # importing it registers the built-in drafters
 
     try:
         from forerun.backends.cpu import CpuBackend, cpu_info
@@ -73,8 +69,18 @@ def gather() -> dict[str, dict[str, Any]]:
         },
         "folders": {"cache": str(cache_folder()), "config": str(config_folder()), "python": sys.executable},
         "models": {"default": DEFAULT_MODEL},
-        "drafter": {name: about_drafter(name) for name in known_drafters()},
+        "drafter": _drafters(),
     }
+
+
+def _drafters() -> dict[str, str]:
+    """What registered drafters do, by name; none in a source tree that was not built, which some of them need."""
+    try:
+        from forerun.speculation import drafters  # noqa: F401  # registers the built-in ones
+        from forerun.speculation.drafter import about_drafter, known_drafters
+    except ImportError:
+        return {}
+    return {name: about_drafter(name) for name in known_drafters()}
 
 
 def _version(name: str) -> str | None:
