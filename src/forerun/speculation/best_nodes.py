@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from forerun.speculation.tree import DraftTree
 
-MARGIN = 1.02  # speculation must promise that much more than plain decoding
+MARGIN = 1.03  # speculation must promise that much more than plain decoding
 
 
 @dataclass(frozen=True)
