@@ -13,6 +13,7 @@ from forerun.bench.verify import make_cells
 from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
+from forerun.speculation.drafters.draft_model import ModelDrafter
 from forerun.speculation.trimmed_vocabulary import TrimmedVocabulary
 from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf
@@ -52,8 +53,10 @@ def target(path_of) -> Callable[[str], LLM]:
 
 
 def config(path: str, depth: int = 4, rows: int = 64, verification: str = "coupled", **options) -> SpeculationConfig:
-    named = {f"draft-model.{key}": value for key, value in {"model": path, **options}.items()}
-    return SpeculationConfig("draft-model", depth, rows, named, verification)
+    named = {f"draft-model.{key}": value for key, value in {"model": path, "weights": "file", **options}.items()}
+    # Nodes are counted here, so a budget that learns what pays must not decide how many there are.
+    fixed = {"budget": "fixed"} if hasattr(SpeculationConfig, "budget") else {}
+    return SpeculationConfig("draft-model", depth, rows, named, verification, **fixed)
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple]:
@@ -284,3 +287,19 @@ def test_drawn_drafts_come_with_their_distributions(target, path_of) -> None:
     chosen = [tree for tree in trees if tree is not None]
     assert any(not tree.is_chain for tree in chosen)
     assert not any(tree.draft_probs for tree in chosen)  # a greedy request's drafts are chosen
+
+
+def test_defaults_are_what_pays(path_of) -> None:
+    drafter = ModelDrafter(path_of("near"))
+    assert (drafter._weights, drafter._kept, drafter._match) == ("int4", 32768, "exact")
+
+
+def test_quantised_drafts_change_no_answer(target, path_of) -> None:
+    llm = target("cpu")
+    params = SamplingParams(max_tokens=30, temperature=0.6, seed=2, logits_hash=True)
+    llm.reconfigure(speculation="off", options=BACKENDS["cpu"])
+    plain = answers(llm, prompts(3), params)
+    for weights in ("int8", "int4", "bf16"):
+        llm.reconfigure(speculation=config(path_of("target"), weights=weights, width=2), options=BACKENDS["cpu"])
+        assert answers(llm, prompts(3), params) == plain
+        assert llm.engine.speculator.stats.accepted > 10

@@ -6,9 +6,10 @@ Options
     width         children per node and nodes per level; 1 drafts a chain, more a tree
     max_depth     longest path
     min_survival  a path that is less likely than this is not followed and not proposed
-    weights       format of its weights, as for the target: "file", "bf16", "int8" or "int4"
-    vocabulary    0: all of its output matrix; N: the N tokens of lowest id, control tokens, and those of the running
-                  texts (trimmed_vocabulary)
+    weights       format of its weights, as for the target: "file", "bf16", "int8" or "int4" (the default: what its
+                  errors cost is acceptance, never a token)
+    vocabulary    N: of its output matrix the N tokens of lowest id, control tokens, and those of the running texts
+                  (trimmed_vocabulary); 0: all; left out: 32768 with match "exact", else all
     match         "exact": its token ids are the target's, and its KV lies in the target's blocks, in their format.
                   "intersection" or "text": it has another tokenizer (foreign_vocabulary) and a KV store of its own
     sequences     with another tokenizer: sequences that it can draft for at a time, each with KV for a whole context
@@ -41,6 +42,7 @@ from forerun.speculation.vocabulary_match import num_shared_ids
 V = TypeVar("V")
 
 WEIGHTS = ("file", "bf16", "int8", "int4")
+KEPT_TOKENS = 32768
 MATCHES = ("exact", "intersection", "text")
 
 
@@ -56,8 +58,8 @@ class ModelDrafter:
         width: int = 1,
         max_depth: int = MAX_NODES,
         min_survival: float = 0.0,
-        weights: str = "file",
-        vocabulary: int = 0,
+        weights: str = "int4",
+        vocabulary: int | None = None,
         match: str = "exact",
         sequences: int = 4,
     ) -> None:  # size: one argument an option
@@ -66,12 +68,13 @@ class ModelDrafter:
         _check(1 <= max_depth <= MAX_NODES, "max_depth", f"between 1 and {MAX_NODES}", max_depth)
         _check(0.0 <= min_survival < 1.0, "min_survival", "at least 0 and below 1", min_survival)
         _check(weights in WEIGHTS, "weights", f"one of {', '.join(WEIGHTS)}", weights)
-        _check(vocabulary >= 0, "vocabulary", "at least 0 (0 is all)", vocabulary)
+        _check(vocabulary is None or vocabulary >= 0, "vocabulary", "at least 0 (0 is all)", vocabulary)
         _check(match in MATCHES, "match", f"one of {', '.join(MATCHES)}", match)
         _check(sequences >= 1, "sequences", "at least 1", sequences)
-        _check(match == "exact" or vocabulary == 0, "vocabulary", f"0 with match={match}", vocabulary)
+        _check(match == "exact" or not vocabulary, "vocabulary", f"0 with match={match}", vocabulary)
         _check(match != "text" or width == 1, "width", "1 with match=text, which drafts chains", width)
-        self._reference, self._weights, self._kept = model, weights, vocabulary
+        self._reference, self._weights = model, weights
+        self._kept = KEPT_TOKENS if vocabulary is None else vocabulary
         self._match, self._num_sequences = match, sequences
         self._settings = DraftSettings(self.name, False, width, max_depth, min_survival)
         self._opened: OpenedModel | None = None
