@@ -106,8 +106,8 @@ class TestRefusals:
 
     def test_a_missing_profile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
-        message = self.refusal(write_model(tmp_path / "tiny.gguf"), config_of("layer-skip", 1))
-        assert "forerun bench layer-skip --model" in message
+        path = write_model(tmp_path / "tiny.gguf")
+        assert f"forerun bench layer-skip --model {path}" in self.refusal(path, config_of("layer-skip", 1))
 
     def test_another_models_profile(self, tmp_path: Path, loaded: LLM) -> None:
         profile = write_skips(loaded, tmp_path / "p.json")

@@ -79,13 +79,16 @@ def write_profile(profile: SkipProfile, path: Path) -> None:
         raise UsageError(f"cannot write the profile {path}: {error.strerror}; choose another --out") from None
 
 
-def read_profile(path: Path, model: ModelIdentity) -> SkipProfile:
-    """Read the profile of a model. Raises UsageError when it is missing, malformed or another model's."""
+def read_profile(path: Path, model: ModelIdentity, reference: str = "") -> SkipProfile:
+    """Read the profile of a model. Raises UsageError when it is missing, malformed or another model's.
+
+    reference  what to give as --model to make a profile; without it, the model's name
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UsageError(
-            f"there is no layer-skip profile {path}: make one with {COMMAND} --model {model.name}"
+            f"there is no layer-skip profile {path}: make one with {COMMAND} --model {reference or model.name}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the layer-skip profile {path}: {error}; make it again with {COMMAND}") from None

@@ -31,7 +31,7 @@ def make_layer_skip(
     def choose(host: DraftHost) -> Part:
         model = ModelIdentity.of(host.target)
         path = Path(profile).expanduser() if profile else default_path(host.cache_folder, model)
-        return Part(skip=frozenset(read_profile(path, model).skip))
+        return Part(skip=frozenset(read_profile(path, model, host.target.name).skip))
 
     return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), choose)
 
