@@ -115,7 +115,7 @@ class Further(RandomWeights):
     """A matrix beside a model's."""
 
     def __init__(self, shapes):
-        self._shapes, self._seed = shapes, 5
+        self._shapes, self._seed, self._zero = shapes, 5, frozenset()
 
 
 def head_program(backend, model, matrix_rows=24):

@@ -1,7 +1,7 @@
 """CpuProgram: one forward pass on native kernels, built from a recording; its logits and what draws from them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class CpuResult:
 
     view: npt.NDArray[np.float32]
     flat: FlatDraws
-    kept: Mapping[str, npt.NDArray[np.float32]]
+    kept: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def logits(self, outputs: Sequence[int]) -> npt.NDArray[np.float32]:
         return self.view[list(outputs)]  # a list index copies
