@@ -25,7 +25,7 @@ def llm(tiny_model: Path) -> Iterator[LLM]:
 
 
 def configured(llm: LLM, verification: str, drafter: str = NAME) -> LLM:
-    config = SpeculationConfig(drafter, verification=verification, lossy=verification == "typical")
+    config = SpeculationConfig(drafter, verification=verification, lossy=verification == "typical", budget="fixed")
     llm.reconfigure(speculation=config, options=EngineOptions(max_num_seqs=8))
     return llm
 

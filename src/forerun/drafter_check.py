@@ -9,15 +9,18 @@ import logging
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from forerun.config import SpeculationConfig
 from forerun.generation import GenerationStats
 from forerun.llm import LLM
 from forerun.sequence import SamplingParams, SpeculationParams
+from forerun.speculation.budget import FixedBudget
 
 log = logging.getLogger(__name__)
 
 FLOOR = 0.2  # of the first tokens of drafts; drafters that are of any use have twice that
 NOTHING = 0.03  # below this the agreement is chance
 NEW_TOKENS = 48
+DEPTH = 3
 TEXTS = (
     "The water cycle begins when the sun warms the sea. Water rises into the air as vapour, cools and forms clouds,",
     "def count_words(text):\n    counts = {}\n    for word in text.split():\n        counts[word] =",
@@ -45,14 +48,19 @@ def check_drafters(llm: LLM) -> list[DrafterCheck]:
 
     Answers a few short prompts, so it is called when no request is running.
     """
-    return [_check(llm, drafter.name) for drafter in llm.engine.speculator.drafters if drafter.is_paid]
+    speculator = llm.engine.speculator
+    learned = speculator.budget
+    speculator.budget = FixedBudget(SpeculationConfig(max_depth=DEPTH), llm.max_model_len)  # one that learns may refuse
+    try:
+        return [_check(llm, drafter.name) for drafter in speculator.drafters if drafter.is_paid]
+    finally:
+        speculator.budget = learned
 
 
 def _check(llm: LLM, name: str) -> DrafterCheck:
     prompts = [llm.tokenizer.encode_prompt(text) for text in TEXTS]
     if llm.has_chat_template:
         prompts += [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
-    # All together: a budget that sees no draft accepted soon asks the drafter no more.
     params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
     stats = [answer.stats for answer in llm.generate(prompts, params, salt="forerun.drafter_check")]
     text, chat = _acceptance(stats[: len(TEXTS)]), _acceptance(stats[len(TEXTS) :])

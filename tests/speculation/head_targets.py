@@ -46,7 +46,7 @@ def loader(folder: Any) -> Callable[..., LLM]:
 def wish(drafter: str, head: Any, depth: int = 4, rows: int = 64, verification: str = "coupled", **options: Any):
     """A SpeculationConfig for one drafter."""
     named = {f"{drafter}.{key}": value for key, value in {"head": str(head), **options}.items()}
-    return SpeculationConfig(drafter, depth, rows, named, verification)
+    return SpeculationConfig(drafter, depth, rows, named, verification, budget="fixed")
 
 
 def prompts(count: int, length: int = 40) -> list[list[int]]:

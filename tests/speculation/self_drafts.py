@@ -56,7 +56,7 @@ def write_skips(llm: LLM, path: Path, skip: Seq[str] = SKIP) -> str:
 
 def config_of(drafter: str, width: int, max_depth: int = 6, **options: bool | int | float | str) -> SpeculationConfig:
     """A chain (width 1) or a tree of a drafter."""
-    return SpeculationConfig(drafter, max_depth, 48, {"width": width, **options})
+    return SpeculationConfig(drafter, max_depth, 48, {"width": width, **options}, budget="fixed")
 
 
 @dataclass(frozen=True)

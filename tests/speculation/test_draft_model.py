@@ -55,8 +55,7 @@ def target(path_of) -> Callable[[str], LLM]:
 def config(path: str, depth: int = 4, rows: int = 64, verification: str = "coupled", **options) -> SpeculationConfig:
     named = {f"draft-model.{key}": value for key, value in {"model": path, "weights": "file", **options}.items()}
     # Nodes are counted here, so a budget that learns what pays must not decide how many there are.
-    fixed = {"budget": "fixed"} if hasattr(SpeculationConfig, "budget") else {}
-    return SpeculationConfig("draft-model", depth, rows, named, verification, **fixed)
+    return SpeculationConfig("draft-model", depth, rows, named, verification, budget="fixed")
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple]:

@@ -47,16 +47,13 @@ def test_early_exit_runs_the_first_layers(loaded: LLM, programs: list[ProgramSpe
     assert layers_of(programs[1]) == {f"layers.{i}.{part}" for i in range(LAYERS // 2) for part in ("attn", "mlp")}
 
 
-def test_layer_skip_leaves_out_what_the_profile_says(
-    loaded: LLM, programs: list[ProgramSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_skip_leaves_out_what_the_profile_says(loaded: LLM, programs: list[ProgramSpec], tmp_path: Path) -> None:
     every = {f"layers.{i}.{part}" for i in range(LAYERS) for part in ("attn", "mlp")}
     loaded.reconfigure(speculation=config_of("layer-skip", 1, profile=write_skips(loaded, tmp_path / "p.json")))
     assert layers_of(programs[0]) == every - set(SKIP)
     # Without the option, the file where the command puts it.
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path / "cache"))
-    write_skips(loaded, tmp_path / "cache" / "drafters" / "layer-skip-tiny.gguf.json", SKIP[:1])
-    loaded.reconfigure(speculation="layer-skip")
+    write_skips(loaded, tmp_path / "drafters" / "layer-skip-tiny.gguf.json", SKIP[:1])
+    loaded.reconfigure(speculation="layer-skip", options=EngineOptions(drafter_files=tmp_path / "drafters"))
     assert layers_of(programs[1]) == every - {SKIP[0]}
 
 

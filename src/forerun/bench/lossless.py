@@ -149,8 +149,9 @@ def compare(
     blocks = longest if setting.tight else min(llm.kv_layout.num_blocks, 2 * longest * setting.batch)
     # A run before this one may have left the very KV that a mistake would fail to write.
     llm.backend.clear_blocks(range(blocks))
+    # A fixed budget: one that learns what pays might hardly draft, and then there would be little to compare.
     llm.reconfigure(
-        speculation=drafter or speculation or setting.drafter,
+        speculation=drafter or speculation or SpeculationConfig(setting.drafter, budget="fixed"),
         options=replace(options, max_num_seqs=setting.batch, max_chunk=setting.chunk, prefix_caching=setting.cache),
         kv_blocks=blocks,
     )
