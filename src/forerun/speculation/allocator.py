@@ -31,7 +31,7 @@ MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
 GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
 PATIENCE = 6  # fruitless steps after which a sequence's free drafters are asked less often
-LONGEST_NAP = 7  # steps between two asks then
+LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
 DEAR = 4.0  # plain steps for one level of a draft: not tried further
@@ -106,6 +106,7 @@ class Allocator:
         self._paid: dict[str, _Paid] = {}
         self._explore = Probe(FIRST_EXPLORED)
         self._draft_s = 0.0  # in this step so far
+        self._num_rooms = 0.0  # steps in which room was asked for, about
 
     # ---- before the proposals ----
 
@@ -113,6 +114,7 @@ class Allocator:
         if self.guard.is_off:
             self.decisions[GUARD] += 1
             return 0
+        self._num_rooms += 1 / num_decoding
         request = self._request(sequence.id)
         if request.nap > 0 and not self._paid:
             request.nap -= 1
@@ -224,9 +226,10 @@ class Allocator:
     ) -> list[DraftTree]:
         if any(len(tree.tokens) > 1 for tree in trees):
             choice = self._choose(sequences, rooms, trees, num_other_rows)
+            self._draft_s = 0.0
         else:
             choice = _nothing(trees)
-            self._since_plain = 0
+            self._since_plain, self._draft_s = 0, 0.0
         chosen: list[DraftTree] = []
         for sequence, room, tree, rows in zip(sequences, rooms, trees, choice.rows, strict=True):
             if room <= 0:
@@ -243,7 +246,9 @@ class Allocator:
                 chosen.append(tree.keep(rows))
                 continue
             request.idle += 1
-            request.nap = max(0, min(LONGEST_NAP, (request.idle - PATIENCE) // 2))
+            # Sequences that nap wake up together: most steps then need no drafter at all.
+            period = min(LONGEST_NAP, 1 << max(0, (request.idle - PATIENCE) // 2))
+            request.nap = period - 1 - int(self._num_rooms) % period
             if len(tree.tokens) == 1:
                 self.decisions[NO_PROPOSALS] += 1
                 chosen.append(tree)
@@ -294,7 +299,6 @@ class Allocator:
     # ---- after the step ----
 
     def observe(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], facts: StepFacts) -> None:
-        self._draft_s = 0.0
         nodes = tokens = contexts = 0
         for sequence, outcome in zip(sequences, outcomes, strict=True):
             nodes += len(outcome.tree.tokens) - 1
@@ -304,7 +308,8 @@ class Allocator:
             if request is not None and request.proposals:
                 self._learn(request, outcome)
         self._steps.append(_Step(len(outcomes), nodes, tokens, contexts, self.guard.is_off, facts))
-        self.guard.rest()
+        for _ in range(facts.steps):
+            self.guard.rest()
         if len(self._steps) >= LEARN_EVERY:
             self._learn_times()
 

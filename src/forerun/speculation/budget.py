@@ -26,6 +26,7 @@ class StepFacts:
     draft_s     seconds in the drafters
     forward_s   seconds in the target's forward pass and draws
     total_s     seconds of the whole step
+    steps       steps that this one stands for: itself, and those before it that drafted nothing and were not observed
     """
 
     rows: int
@@ -33,6 +34,7 @@ class StepFacts:
     draft_s: float
     forward_s: float
     total_s: float
+    steps: int = 1
 
 
 class Budget(Protocol):

@@ -23,6 +23,8 @@ from forerun.speculation.tree import DraftTree
 
 log = logging.getLogger(__name__)
 
+QUIET_STEPS = 4  # without proposals: the budget sees the last of so many
+
 
 @dataclass
 class DrafterStats:
@@ -69,6 +71,9 @@ class Speculator:
         self.budget = budget
         self._vocab_size = vocab_size
         self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
+        self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
+        self._has_proposals = False  # in this step
+        self._num_quiet = 0  # steps without proposals since the budget last saw one
         self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
         self.stats = SpeculationStats(
             by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
@@ -112,6 +117,7 @@ class Speculator:
         num_other_rows  rows of the step that do not draw, such as prefill
         """
         trees = [DraftTree.root_only(sequence.tokens[-1]) for sequence in sequences]
+        self._has_proposals = False
         if not self.drafters or not any(rooms):
             return trees
         for drafter in self.drafters:
@@ -132,13 +138,17 @@ class Speculator:
         if not self.drafters:
             return
         start = time.perf_counter()
-        for outcome in outcomes:
-            if len(outcome.tree.tokens) > 1:
-                self._count(outcome)
-        # The last step's own observation was not over when its facts were taken: it counts as drafting in this one.
-        late = self._observe_s
-        facts = StepFacts(facts.rows, facts.keys, facts.draft_s + late, facts.forward_s, facts.total_s + late)
-        self.budget.observe(sequences, outcomes, facts)
+        self._num_quiet += 1
+        drafted = [outcome for outcome in outcomes if len(outcome.tree.tokens) > 1]
+        for outcome in drafted:
+            self._count(outcome)
+        if drafted or self._has_proposals or self._num_quiet >= QUIET_STEPS:  # of steps alike one in a few is enough
+            # The last step's own observation was not over when its facts were taken: it counts as drafting in this one.
+            late = self._observe_s
+            draft_s, total_s = facts.draft_s + late, facts.total_s + late
+            facts = StepFacts(facts.rows, facts.keys, draft_s, facts.forward_s, total_s, self._num_quiet)
+            self.budget.observe(sequences, outcomes, facts)
+            self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
         self._observe_s = time.perf_counter() - start
@@ -162,17 +172,16 @@ class Speculator:
 
         sequences, outcomes  one per sequence of the batch; None where nothing was drawn
         """
-        readers = [drafter for drafter in self.drafters if isinstance(drafter, HiddenStateDrafter)]
-        if not readers:
+        if not self._readers:
             return
         computed = [
             Computed(sequence, int(batch.context_len[index]), committed_rows(batch, index, outcome), result)
             for index, (sequence, outcome) in enumerate(zip(sequences, outcomes, strict=True))
             if outcome is None or outcome.is_finite
         ]
-        for drafter in self.drafters:
+        for drafter in self._readers:
             mine = [one for one in computed if drafter in self._allowed(one.sequence)]
-            if mine and isinstance(drafter, HiddenStateDrafter):
+            if mine:
                 with self._guard(drafter):
                     drafter.collect(mine)
 
@@ -190,6 +199,7 @@ class Speculator:
             for (i, ask), tree in zip(asks.items(), proposed, strict=True):
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
+                self._has_proposals = True
                 tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
                 tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:

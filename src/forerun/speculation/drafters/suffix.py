@@ -137,6 +137,7 @@ class SuffixDrafter:
 
     name = "suffix"
     is_paid = False
+    learns = False
 
     def __init__(
         self,
