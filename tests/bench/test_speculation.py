@@ -253,9 +253,9 @@ def test_what_does_not_fit_is_refused(tiny_model: Path, batch: tuple[int, ...], 
         run(tiny_model, wish)
 
 
-def result(upper: float, whole_upper: float = 1.1, *, is_equal: bool | None = True) -> CellResult:
+def result(upper: float, whole_upper: float = 1.1, *, is_equal: bool | None = True, batch: int = 1) -> CellResult:
     speedup, whole = replace(ratio_of([1.0]), upper=upper), replace(ratio_of([1.0]), upper=whole_upper)
-    cell = Cell("ngram", "copy", 1, 0.0)
+    cell = Cell("ngram", "copy", batch, 0.0)
     counts: tuple[int, ...] = ()
     return CellResult(cell, speedup, whole, 1, 1, (), 1, 0, 0, counts, counts, 0, {}, is_equal, None)
 
@@ -263,8 +263,9 @@ def result(upper: float, whole_upper: float = 1.1, *, is_equal: bool | None = Tr
 def test_gates() -> None:
     fast, slow, slow_whole = result(0.97), result(0.969), result(1.2, 0.9)
     unequal, unpromised = result(1.2, is_equal=False), result(1.2, is_equal=None)
-    results = SpeculationResults([fast, slow, slow_whole, unequal, unpromised], {})
+    waiting_for_one = result(1.2, 0.9, batch=4)
+    results = SpeculationResults([fast, slow, slow_whole, unequal, unpromised, waiting_for_one], {})
     assert results.failures(has_verdict=True) == [slow, slow_whole, unequal]
     assert results.failures(has_verdict=False) == [unequal]
     assert results.mean("ngram", batch=1, category="copy") == pytest.approx(1.0)
-    assert results.mean("ngram", batch=4) is None
+    assert results.mean("ngram", batch=8) is None

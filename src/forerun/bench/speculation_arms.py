@@ -36,7 +36,8 @@ class ArmRun:
     """What one run of an arm came to. Times are seconds.
 
     total_s     from the arrival of each wave's requests to the end of its last answer
-    decode_s    the part behind the moment when every prompt of the wave has its first token
+    decode_s    the part from the moment when every prompt of the wave has its first token until the first answer ends,
+                while all of them decode together: what a server does all the time
     draft_s     in the drafters, of total_s
     steps       steps that yielded tokens, summed over the sequences
     answers     tokens of every answer, in the order of the requests and turns
@@ -128,12 +129,13 @@ class Arms:
             engine.step()
         prefilled = time.perf_counter()
         before = sum(sequence.num_output for sequence in sequences)
+        while engine.has_work and not any(sequence.is_finished for sequence in sequences):
+            engine.step()
+        run.decode_s += time.perf_counter() - prefilled
+        run.decode_tokens += sum(sequence.num_output for sequence in sequences) - before
         while engine.has_work:
             engine.step()
-        end = time.perf_counter()
-        run.total_s += end - start
-        run.decode_s += end - prefilled
-        run.decode_tokens += sum(sequence.num_output for sequence in sequences) - before
+        run.total_s += time.perf_counter() - start
         for sequence in sequences:
             run.add(sequence)
 

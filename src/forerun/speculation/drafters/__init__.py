@@ -12,7 +12,7 @@ from forerun.speculation.drafters.recycle import RecycleDrafter
 from forerun.speculation.drafters.self_int4 import make_self_int4
 from forerun.speculation.drafters.suffix import SuffixDrafter
 
-AUTO = ("ngram",)  # what "auto" is made of: drafters that need nothing but the target
+AUTO = ("suffix",)  # what "auto" is made of: it needs nothing but the target, and covers what ngram finds
 
 __all__ = [
     "AUTO",
