@@ -14,12 +14,13 @@ from forerun.generation import GenerationStats
 from forerun.llm import LLM
 from forerun.sequence import SamplingParams, SpeculationParams
 from forerun.speculation.budget import FixedBudget
+from forerun.speculation.speculator import SpeculationStats
 
 log = logging.getLogger(__name__)
 
 FLOOR = 0.2  # of the first tokens of drafts; drafters that are of any use have twice that
 NOTHING = 0.03  # below this the agreement is chance
-NEW_TOKENS = 48
+NEW_TOKENS = 24
 DEPTH = 3
 TEXTS = (
     "The water cycle begins when the sun warms the sea. Water rises into the air as vapour, cools and forms clouds,",
@@ -49,12 +50,13 @@ def check_drafters(llm: LLM) -> list[DrafterCheck]:
     Answers a few short prompts, so it is called when no request is running.
     """
     speculator = llm.engine.speculator
-    learned = speculator.budget
+    kept = speculator.budget, speculator.stats
     speculator.budget = FixedBudget(SpeculationConfig(max_depth=DEPTH), llm.max_model_len)  # one that learns may refuse
+    speculator.stats = SpeculationStats()  # of requests that nobody made
     try:
         return [_check(llm, drafter.name) for drafter in speculator.drafters if drafter.is_paid]
     finally:
-        speculator.budget = learned
+        speculator.budget, speculator.stats = kept
 
 
 def _check(llm: LLM, name: str) -> DrafterCheck:

@@ -9,6 +9,7 @@ from forerun.backends.base import Progress
 from forerun.cli.console import progress
 from forerun.cli.options import ModelOptions
 from forerun.config import SpeculationConfig
+from forerun.drafter_check import check_drafters
 from forerun.llm import DEFAULT_MODEL, LLM, EngineOptions
 
 
@@ -23,7 +24,7 @@ def load_llm(chosen: ModelOptions, speculation: str | SpeculationConfig, options
             bars.close()  # a terminal shows one bar at a time
             return bars.enter_context(progress(title))
 
-        return LLM(
+        llm = LLM(
             model_name(chosen),
             speculation=speculation,
             threads=chosen.threads,
@@ -32,6 +33,8 @@ def load_llm(chosen: ModelOptions, speculation: str | SpeculationConfig, options
             options=options or engine_options(chosen),
             progress=report,
         )
+    check_drafters(llm)  # logs a warning about one that cannot be of use; takes no time without a drafter of that kind
+    return llm
 
 
 def model_name(chosen: ModelOptions) -> str:
