@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from forerun import LLM, EngineOptions, SamplingParams
+from forerun.config import SpeculationConfig
 from forerun.speculation.drafters import recycle
 
 DRAFTERS = ("suffix", "recycle", "lookahead", "ngram", "suffix+recycle", "ngram+suffix+recycle+lookahead")
@@ -19,14 +20,9 @@ def llm(tiny_model: Path) -> LLM:
     return LLM(str(tiny_model), speculation="off", threads=2, max_model_len=256, options=options)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FORERUN_CACHE", str(tmp_path))
-    return tmp_path
-
-
-def said(llm: LLM, speculation: str, sampling: str) -> list[tuple]:
-    llm.reconfigure(speculation=speculation)
+def said(llm: LLM, speculation: str, sampling: str, files: Path | None = None) -> list[tuple]:
+    config = SpeculationConfig(speculation, max_depth=7, budget="fixed")
+    llm.reconfigure(speculation=config, options=EngineOptions(max_num_seqs=8, drafter_files=files))
     params = SamplingParams(max_tokens=64, ignore_eos=True, seed=5, logits_hash=True, **SAMPLINGS[sampling])
     results = [generation.choices[0] for generation in llm.generate(PROMPTS, params)]
     assert llm.engine.speculator.stats.drafter_errors == 0
@@ -40,16 +36,16 @@ def test_nothing_changes(llm: LLM, drafter: str, sampling: str) -> None:
 
 
 def test_a_second_engine_begins_with_what_the_first_learned(
-    llm: LLM, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recycle, "SAVE_EVERY", 1)
     plain = said(llm, "off", "greedy")
-    assert said(llm, "recycle", "greedy") == plain
+    assert said(llm, "recycle", "greedy", tmp_path) == plain
     first = llm.engine.speculator.stats.accepted
-    (file,) = (cache / "drafters").iterdir()
-    assert said(llm, "recycle", "greedy") == plain
+    (file,) = tmp_path.iterdir()
+    assert said(llm, "recycle", "greedy", tmp_path) == plain
     assert llm.engine.speculator.stats.accepted > first
     file.write_bytes(b"not a table")
     with caplog.at_level(logging.WARNING):
-        assert said(llm, "recycle", "greedy") == plain
+        assert said(llm, "recycle", "greedy", tmp_path) == plain
     assert "ignored and will be learned again" in caplog.text
