@@ -9,6 +9,7 @@ from (DraftTree.draft_probs), whether a node is proposed never depends on what w
 noise that no earlier draft has used, such as the domain DRAFTS of sampling/noise with the step's own position.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -165,6 +166,10 @@ def make_drafter(name: str, options: Mapping[str, OptionValue]) -> Drafter:
     factory = _FACTORIES.get(name)
     if factory is None:
         raise UsageError(f"unknown drafter {name!r}: choose off, auto, {', '.join(known_drafters())}")
+    known = list(inspect.signature(factory).parameters)
+    unknown = [option for option in options if option not in known]
+    if unknown:
+        raise UsageError(f"drafter {name!r} does not take these options: {unknown[0]}; it knows {', '.join(known)}")
     try:
         return factory(**options)
     except TypeError as error:
