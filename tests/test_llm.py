@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from forerun import LLM, EngineOptions, FinishReason, RequestError, SamplingParams, SpeculationConfig
+from forerun.cache.layout import KvStack
 from forerun.errors import UsageError
+from forerun.speculation import drafter
+from forerun.speculation.drafters import NgramDrafter
+from forerun.speculation.host import DraftHost
 
 PROMPTS = ["the cat sat on the mat. the cat", "one two three one two", "a"]
 
@@ -156,3 +160,31 @@ def test_the_reference_backend_serves_the_same_api(tiny_model: Path) -> None:
     generation = llm.generate("the cat", SamplingParams(max_tokens=4, ignore_eos=True))[0]
     assert len(generation.token_ids) == 4
     assert llm.numerics_id.startswith("reference")
+
+
+class Unloadable(NgramDrafter):
+    """Wants KV layers of its own, and then fails to load."""
+
+    name = "unloadable"
+
+    def kv_stacks(self, host: DraftHost) -> tuple[KvStack, ...]:
+        return (KvStack(self.name, 1, 1, 16),)
+
+    def load(self, host: DraftHost, first_kv_layer: int) -> None:
+        raise UsageError("this drafter cannot be loaded")
+
+
+def test_after_a_drafter_failed_to_load_nothing_is_remembered_wrongly(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its KV layers needed other memory, where no prefix of an earlier prompt is."""
+    monkeypatch.setattr(drafter, "_FACTORIES", dict(drafter._FACTORIES))
+    drafter.register("unloadable", Unloadable)
+    llm = LLM(str(tiny_model), speculation="off", threads=1, max_model_len=256)
+    prompt, params = list(range(1, 100)), SamplingParams(max_tokens=8, ignore_eos=True, logits_hash=True)
+    before = llm.generate(prompt, params)[0].choices[0]
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        llm.reconfigure(speculation="unloadable")
+    after = llm.generate(prompt, params)[0].choices[0]
+    assert after.logits_hashes == before.logits_hashes
+    assert after.stats.cached_prompt_tokens == 0

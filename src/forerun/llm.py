@@ -199,14 +199,14 @@ class LLM:
 
     def _allocate(self, stacks: tuple[KvStack, ...]) -> None:
         """Plan and allocate the KV memory, in place of what there was."""
-        layout, self.max_model_len = plan_kv(self._wish, stacks, self.model.spec.max_context, available_memory())
+        layout, length = plan_kv(self._wish, stacks, self.model.spec.max_context, available_memory())
         try:
             self._backend.allocate_kv(layout)
         except MemoryError as error:
             raise CapacityError(
                 f"{layout.total_bytes / 1e9:.2f} GB for the KV cache could not be allocated: lower kv_cache_bytes"
             ) from error
-        self.kv_layout = layout
+        self.kv_layout, self.max_model_len = layout, length
 
     def _draft_stacks(
         self, config: SpeculationConfig, drafters: Seq[Drafter], options: EngineOptions
@@ -294,6 +294,8 @@ class LLM:
             self._captures = captures
         if stacks != self.kv_layout.stacks:
             self._allocate(stacks)
+            # Should a drafter fail to load, no engine may remember prefixes that were in the old memory.
+            self._configure(SpeculationConfig("off"), [], options)
         if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:
             raise UsageError(f"kv_blocks must be between 1 and {self.kv_layout.num_blocks}, got {kv_blocks}")
         self._configure(config, drafters, options, kv_blocks)
