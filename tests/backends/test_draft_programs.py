@@ -40,7 +40,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 def program_of(model: LoadedModel, first_kv_layer: int = 0, **options) -> ProgramSpec:
     return ProgramSpec(
-        "draft", model, lambda ops: decoder.logits(SPEC, ops, first_kv_layer=first_kv_layer), LIMITS, **options
+        "draft-model", model, lambda ops: decoder.logits(SPEC, ops, first_kv_layer=first_kv_layer), LIMITS, **options
     )
 
 

@@ -180,24 +180,26 @@ class CpuBackend:
         if spec.kv is None:
             program.use(self._kv)
         else:
-            store = self._make_store(spec.kv, "draft-model.sequences")
+            store = self._make_store(spec.kv, f"{spec.name}.sequences")
             program.use(store)
             program.kv_bytes = store.bytes
         return program
 
     def pass_bytes(self, spec: ProgramSpec) -> int:
         """Bytes of the packed matrices that one pass multiplies with."""
-        recorder = Recorder(dict(spec.weight_shapes))
+        shapes = dict(spec.weight_shapes)
+        recorder = Recorder(shapes)
         spec.forward(recorder)
-        loader = Loader(spec.model.weights, spec.weight_shapes, spec.weights or self._weights, self._pool)
+        loader = Loader(spec.model.weights, shapes, spec.weights or self._weights, self._pool)
         parts = [part for stack in recorder.products() for part in loader.parts(stack)]
         return sum(_native.PackedMatrix.bytes(part.num_rows, part.cols, part.format) for part in parts)
 
     def _make_program(self, spec: ProgramSpec, matrices: Matrices, progress: Progress | None) -> tuple[CpuProgram, str]:
         """A program, with the names of its weight formats. Stacks that `matrices` lacks are packed and added to it."""
-        recorder = Recorder(dict(spec.weight_shapes))
+        every = dict(spec.weight_shapes)  # taken once: a model's spec makes it anew each time
+        recorder = Recorder(every)
         result = spec.forward(recorder)
-        shapes = {name: spec.weight_shapes[name] for name in recorder.weights()}
+        shapes = {name: every[name] for name in recorder.weights()}
         _check_weights(spec.all_weights, shapes)
         loader = Loader(spec.all_weights, shapes, spec.weights or self._weights, self._pool, progress)
         stacks = {stack: loader.parts(stack) for stack in recorder.matrices()}

@@ -69,7 +69,7 @@ def best_first(root: int, max_nodes: int, max_depth: int, expand: Expand, source
     if len(tokens) == 1:
         return None
     kept = {row: prob for row, prob in probs.items() if row in parents}
-    return DraftTree(tuple(tokens), tuple(parents), tuple(scores), ("", *[source] * (len(tokens) - 1)), kept)
+    return DraftTree.of(tokens, parents, scores, source, kept)
 
 
 MAX_RANKS = 1 << 20  # more siblings than a node can have: ties go to the older node, then to the better sibling

@@ -85,9 +85,17 @@ class DraftTree:
         return cls(tuple(tokens), tuple(parents), (1.0,) * len(tokens), _one_source(source, len(tokens) - 1))
 
     @classmethod
-    def of(cls, tokens: Sequence[int], parents: Sequence[int], score: Sequence[float], source: str) -> "DraftTree":
+    def of(
+        cls,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        score: Sequence[float],
+        source: str,
+        draft_probs: Mapping[int, npt.NDArray[np.float64]] | None = None,
+    ) -> "DraftTree":
         """A tree that one drafter proposed."""
-        return cls(tuple(tokens), tuple(parents), tuple(score), _one_source(source, len(tokens) - 1))
+        sources = _one_source(source, len(tokens) - 1)
+        return cls(tuple(tokens), tuple(parents), tuple(score), sources, draft_probs or {})
 
     # ---- derived ----
 

@@ -146,11 +146,11 @@ class TreeSearch:
         if len(kept) == 1:
             return None
         row_of = {node: row for row, node in enumerate(kept)}
-        return DraftTree(
-            tuple(self._tokens[node] for node in kept),
-            (-1, *(row_of[self._parents[node]] for node in kept[1:])),
-            tuple(self._scores[node] for node in kept),
-            ("", *[source] * (len(kept) - 1)),
+        return DraftTree.of(
+            [self._tokens[node] for node in kept],
+            [-1, *(row_of[self._parents[node]] for node in kept[1:])],
+            [self._scores[node] for node in kept],
+            source,
             {row_of[node]: probs for node, probs in self._probs.items() if node in row_of},
         )
 

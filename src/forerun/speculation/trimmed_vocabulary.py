@@ -8,9 +8,9 @@ draft program multiplies by a matrix of its own rows only:
     context  up to EXTRA rows for further tokens of the running texts, the least recently seen replaced first; a text
              repeats its names and rare words. They are packed again when they change
 
-Coverage of Spec-Bench prompts and Python sources by ids below 8k / 16k / 32k, before context rows (docs/speculation
-has the table): Qwen2.5's 152k tokens 0.72-0.88 / 0.82-0.93 / 0.90-0.99, translation 0.60 / 0.70 / 0.81; SmolLM2's 49k
-tokens 0.78-0.91 / 0.89-0.96 / 0.95-0.99.
+Coverage of Spec-Bench prompts and Python sources by ids below 8k / 16k / 32k, before context rows: Qwen2.5's 152k
+tokens 0.72-0.88 / 0.82-0.93 / 0.90-0.99, translation 0.60 / 0.70 / 0.81; SmolLM2's 49k tokens 0.78-0.91 / 0.89-0.96 /
+0.95-0.99.
 
 Source: FR-Spec, Zhao et al., arXiv:2502.14856 (frequency-ranked draft vocabulary).
 Differs: ranked by merge instead of counted; the tokens of the running contexts are added.

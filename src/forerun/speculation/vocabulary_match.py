@@ -1,4 +1,4 @@
-"""check_same_tokens: do two models mean the same by their token ids?
+"""num_shared_ids: do two models mean the same by their token ids, and for how many?
 
 A draft model reads the target's tokens as they are, so an id that both know must stand for the same bytes. Ids behind
 the end of the shorter vocabulary are padding or the target's own additions: they are never proposed, and the draft

@@ -32,8 +32,8 @@ from forerun.cache.layout import KvStack
 from forerun.errors import UsageError
 from forerun.sequence import Sequence
 from forerun.speculation.drafter import Ask, Seen, register
-from forerun.speculation.drafters.successors import SuccessorTable
 from forerun.speculation.host import DraftHost
+from forerun.speculation.successors import SuccessorTable
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 log = logging.getLogger(__name__)
