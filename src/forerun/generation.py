@@ -1,8 +1,13 @@
-"""What LLM returns: generations, their choices and the statistics of each."""
+"""From a prompt to a request, and from finished sequences to what a caller gets: generations, choices, statistics."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.sequence import FinishReason, Sequence, TokenLogprob
+from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
+from forerun.text.detokenizer import LiveText
+from forerun.text.tokenizer import Tokenizer
+
+Prompt = str | Seq[int]
 
 
 @dataclass(frozen=True)
@@ -121,3 +126,63 @@ class StreamChunk:
     @property
     def text(self) -> str:
         return "".join(text for text, _ in self.pieces)
+
+
+def make_request(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    id: str,
+    salt: str = "",
+    continues: bool | None = None,
+) -> Request:
+    """A request for the engine, whose text is kept as it comes (`live_text`).
+
+    prompt     text, encoded as a prompt, or token ids
+    continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
+               prompt is text
+
+    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
+    """
+    is_text = isinstance(prompt, str)
+    ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+    goes_on = is_text if continues is None else continues
+    return Request(
+        id=id,
+        prompt=tuple(ids),
+        params=params,
+        eos_ids=tokenizer.eos_ids,
+        salt=salt,
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
+    )
+
+
+def live_text(sequence: Sequence) -> LiveText:
+    """The text of a sequence that `make_request` began, as far as it has come."""
+    matcher = sequence.stop_matcher
+    if not isinstance(matcher, LiveText):
+        raise TypeError("the sequence was not made by make_request")
+    return matcher
+
+
+def drafters_of_pieces(sequence: Sequence) -> list[str]:
+    """Per piece of the live text: whose draft its token was, "" for the target's own and for what was held back."""
+    return sequence.drafted_by + [""] * (len(live_text(sequence).pieces) - len(sequence.drafted_by))
+
+
+def choice_of(sequence: Sequence) -> Choice:
+    """The result of a finished sequence."""
+    if sequence.finish is None:
+        raise ValueError("the sequence is not finished")
+    return Choice(
+        index=sequence.choice,
+        text=live_text(sequence).finish(),
+        token_ids=tuple(sequence.output),
+        finish_reason=sequence.finish,
+        seed=sequence.seed,
+        stats=GenerationStats.of(sequence),
+        logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
+        logits_hashes=tuple(sequence.logits_hashes),
+        error=sequence.error,
+    )

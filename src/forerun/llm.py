@@ -17,7 +17,7 @@ from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
-from forerun.generation import Choice, Generation, GenerationStats, StreamChunk
+from forerun.generation import Generation, Prompt, StreamChunk, choice_of, drafters_of_pieces, live_text, make_request
 from forerun.machine import available_memory
 from forerun.models.aliases import cache_folder
 from forerun.models.hub import resolve
@@ -44,12 +44,10 @@ from forerun.speculation.setup import (
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.verifier import make_verifier
 from forerun.text.chat import ChatTemplate
-from forerun.text.detokenizer import LiveText
 
 DEFAULT_MODEL = "smollm2-135m"
 OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
 
-Prompt = str | Seq[int]
 Message = Mapping[str, str]
 
 __all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions"]
@@ -165,17 +163,18 @@ class LLM:
 
     def _stream(self, request: Request) -> Iterator[StreamChunk]:
         sequence = self.engine.add(request)[0]
-        text = _live_text(sequence)
+        text = live_text(sequence)
         sent_pieces = sent_tokens = 0
         try:
             while not sequence.is_finished:
                 self.engine.step()
                 if sequence.is_finished:
                     text.finish()
-                pieces = tuple(zip(text.pieces[sent_pieces:], _drafted(sequence, text)[sent_pieces:], strict=True))
+                sources = drafters_of_pieces(sequence)[sent_pieces:]
+                pieces = tuple(zip(text.pieces[sent_pieces:], map(bool, sources), strict=True))
                 tokens = tuple(sequence.output[sent_tokens:])
                 sent_pieces, sent_tokens = len(text.pieces), sequence.num_output
-                yield StreamChunk(pieces, tokens, _choice(sequence) if sequence.is_finished else None)
+                yield StreamChunk(pieces, tokens, choice_of(sequence) if sequence.is_finished else None)
         finally:
             self._abort([sequence])
 
@@ -303,52 +302,15 @@ class LLM:
     # ---- requests ----
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, salt: str) -> Request:
-        params = params or SamplingParams()
-        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return Request(
-            id=str(index),
-            prompt=tuple(ids),
-            params=params,
-            eos_ids=self.tokenizer.eos_ids,
-            salt=salt,
-            make_stop_matcher=lambda: LiveText(self.tokenizer, params.stop, continues=isinstance(prompt, str)),
-        )
+        return make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
         for sequence in sequences:
             self.engine.abort(sequence)
 
 
-def _live_text(sequence: Sequence) -> LiveText:
-    matcher = sequence.stop_matcher
-    if not isinstance(matcher, LiveText):
-        raise TypeError("the sequence was not made by LLM")
-    return matcher
-
-
-def _drafted(sequence: Sequence, text: LiveText) -> list[bool]:
-    """Per piece: did its token come from a draft? Text held back at the end belongs to no token."""
-    return sequence.from_draft + [False] * (len(text.pieces) - len(sequence.from_draft))
-
-
-def _choice(sequence: Sequence) -> Choice:
-    if sequence.finish is None:
-        raise ValueError("the sequence is not finished")
-    return Choice(
-        index=sequence.choice,
-        text=_live_text(sequence).finish(),
-        token_ids=tuple(sequence.output),
-        finish_reason=sequence.finish,
-        seed=sequence.seed,
-        stats=GenerationStats.of(sequence),
-        logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
-        logits_hashes=tuple(sequence.logits_hashes),
-        error=sequence.error,
-    )
-
-
 def _generation(sequences: Seq[Sequence]) -> Generation:
-    return Generation(sequences[0].request.prompt, tuple(_choice(sequence) for sequence in sequences))
+    return Generation(sequences[0].request.prompt, tuple(choice_of(sequence) for sequence in sequences))
 
 
 def _is_one_prompt(prompts: Prompt | Seq[Prompt]) -> bool:

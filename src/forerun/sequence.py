@@ -248,7 +248,7 @@ class Sequence:
     token_mask: TokenMask | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     logits_hashes: list[bytes] = field(default_factory=list)
-    from_draft: list[bool] = field(default_factory=list)  # per output token: was it a draft token?
+    drafted_by: list[str] = field(default_factory=list)  # per output token: whose draft it was, "" for the target's own
     stats: SequenceStats = field(default_factory=SequenceStats)
 
     @property

@@ -87,7 +87,7 @@ def test_nothing_behind_the_end_is_reported_or_counted():
     assert (cut.tokens, cut.accepted, cut.rows) == ((1, 2, 3), (1, 2, 3), (0, 1, 2))
     assert sequence.logprobs == [TokenLogprob(t, -float(r), ((r, -0.5),)) for r, t in enumerate((1, 2, 3))]
     assert sequence.logits_hashes == [b"\0", b"\1", b"\2"]
-    assert sequence.from_draft == [True, True, True]
+    assert sequence.drafted_by == ["test"] * 3
     stats = sequence.stats
     assert (stats.drafted, stats.accepted, stats.steps) == (4, 3, 1)
     assert (stats.drafted_at, stats.accepted_at) == ([1, 1, 1, 1], [1, 1, 1, 0])
@@ -101,7 +101,7 @@ def test_counts_of_a_running_sequence():
     tree = DraftTree.from_paths(4, [[9], [8]], source="test")
     append_tokens(sequence, Outcome(tree, (), (5,), (0,)), drawn_of(1), 100, now=13.0)
     assert sequence.output == [1, 2, 3, 4, 5]
-    assert sequence.from_draft == [True, True, False, False, False]
+    assert sequence.drafted_by == ["test", "test", "", "", ""]
     assert sequence.logprobs == []
     stats = sequence.stats
     assert (stats.steps, stats.drafted, stats.accepted) == (3, 4, 2)
@@ -159,7 +159,7 @@ def test_the_engine_ends_where_plain_decoding_ends(options, wrong_at):
         engine = Setup(drafter=OracleDrafter(text, wrong_at), max_depth=12).engine()
         sequence = run(engine, [wanted])[0][0]
         assert facts(sequence) == plain_decode(wanted)
-        assert len(sequence.from_draft) == len(sequence.logits_hashes) == sequence.num_output
+        assert len(sequence.drafted_by) == len(sequence.logits_hashes) == sequence.num_output
 
 
 class Recorder(FiniteStateMask):

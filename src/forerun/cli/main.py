@@ -28,6 +28,7 @@ from forerun.cli import (
     generate,
     info,
     models,
+    serve,
     verify,
 )
 from forerun.errors import ForerunError
@@ -61,6 +62,7 @@ def _root(
 # Every command, in the order of the help page.
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("demo")(demo.demo)
 app.command("verify")(verify.verify)
 app.add_typer(bench.app, name="bench")

@@ -37,14 +37,15 @@ def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None
 def append_tokens(sequence: Sequence, outcome: Outcome, drawn: Drawn, max_model_len: int, now: float) -> Outcome:
     """Append an outcome's tokens until one finishes the sequence; returns the outcome cut behind that token.
 
-    Mutates tokens, token_mask, finish, logprobs, logits_hashes, from_draft and stats.
+    Mutates tokens, token_mask, finish, logprobs, logits_hashes, drafted_by and stats.
     """
     params, stats = sequence.params, sequence.stats
     appended = 0
     for depth, (token, row) in enumerate(zip(outcome.tokens, outcome.rows, strict=True)):
         sequence.tokens.append(token)
         appended += 1
-        sequence.from_draft.append(depth < len(outcome.accepted))
+        is_draft = depth < len(outcome.accepted)
+        sequence.drafted_by.append(outcome.tree.sources[outcome.accepted[depth]] if is_draft else "")
         if params.logprobs is not None:
             sequence.logprobs.append(TokenLogprob(token, float(drawn.logprobs[row]), drawn.top[row]))
         if params.logits_hash:

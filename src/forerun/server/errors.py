@@ -1,0 +1,66 @@
+"""Errors as an OpenAI client reads them: {"error": {"message", "type", "param", "code"}} with the right status."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import HTTPException
+
+from forerun.errors import CapacityError, ForerunError, RequestError, UsageError
+from forerun.generation import Choice
+from forerun.sequence import FinishReason
+
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+_TYPES |= {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+
+
+class ApiError(HTTPException):
+    """An answer that is an error.
+
+    param  the option at fault, if it is one option's
+    code   a word for programs
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.message, self.param, self.code = message, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON document of the answer."""
+        return error_body(self.status_code, self.message, self.param, self.code)
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The JSON document of an error."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def api_error(error: ForerunError) -> ApiError:
+    """What a client is told about an expected failure."""
+    if isinstance(error, RequestError):
+        return ApiError(400, str(error), param=error.param, code="invalid_value")
+    if isinstance(error, UsageError):
+        return ApiError(400, str(error), code="invalid_request")
+    if isinstance(error, CapacityError):
+        return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "1"})
+    return ApiError(500, str(error), code="internal_error")
+
+
+def failure_of(choice: Choice) -> ApiError | None:
+    """The error of a choice that did not end well, None for one that did."""
+    if choice.finish_reason is FinishReason.NUMERICAL_ERROR:
+        return ApiError(500, choice.error, code="numerical_error")
+    if choice.finish_reason is FinishReason.ERROR:
+        return ApiError(500, choice.error, code="generation_failed")
+    if choice.finish_reason is FinishReason.ABORTED:
+        return ApiError(503, "the server is stopping and ended this generation", code="aborted")
+    return None

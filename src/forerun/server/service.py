@@ -1,0 +1,52 @@
+"""Service: what the routes share; one per process, made at start."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from forerun.llm import LLM
+from forerun.server.async_engine import AsyncEngine
+from forerun.server.config import ServerConfig
+
+
+@dataclass
+class Service:
+    """Of `llm`, routes may read what never changes (tokenizer, template, spec, numerics_id); its engine belongs to
+    `engine`'s thread."""
+
+    llm: LLM
+    engine: AsyncEngine
+    config: ServerConfig
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_name(self) -> str:
+        """The model's name for clients."""
+        return self.config.served_model
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who asks. Tenants do not share cached prefixes.
+
+    salt  separates the tenant's KV cache and drafter stores from others'
+    """
+
+    name: str = ""
+    salt: str = ""
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _tenant(request: Request) -> Tenant:
+    tenant: Tenant = getattr(request.state, "tenant", Tenant())
+    return tenant
+
+
+Serving = Annotated[Service, Depends(_service)]
+Asker = Annotated[Tenant, Depends(_tenant)]

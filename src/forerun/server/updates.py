@@ -1,0 +1,60 @@
+"""What the engine's thread tells the event loop about a running choice."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from forerun.generation import Choice, choice_of, live_text
+from forerun.sequence import Sequence, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Token:
+    """One output token.
+
+    text     what it made final of the text; "" while its characters are incomplete or may begin a stop string
+    drafter  whose draft it was, "" for the target's own
+    logprob  None when the request did not ask
+    """
+
+    id: int
+    text: str
+    drafter: str
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True)
+class ChoiceUpdate:
+    """What one step added to one choice.
+
+    tail    text that was held back and belongs to no single token; only with `choice`
+    choice  the whole result, in the last update only
+    """
+
+    index: int
+    tokens: tuple[Token, ...]
+    tail: str = ""
+    choice: Choice | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens) + self.tail
+
+
+class Feed:
+    """Reads a sequence's updates off it, on the engine's thread."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0
+
+    def read(self, sequence: Sequence) -> ChoiceUpdate:
+        """What came since the last call."""
+        choice = choice_of(sequence) if sequence.is_finished else None  # completes the live text
+        pieces = live_text(sequence).pieces
+        first, self._num_tokens = self._num_tokens, sequence.num_output
+        output = sequence.tokens[sequence.num_prompt + first :]
+        logprobs: Seq[TokenLogprob | None] = sequence.logprobs[first:] or [None] * len(output)
+        tokens = tuple(
+            Token(token, pieces[at], sequence.drafted_by[at], logprob)
+            for at, (token, logprob) in enumerate(zip(output, logprobs, strict=True), start=first)
+        )
+        return ChoiceUpdate(sequence.choice, tokens, "".join(pieces[sequence.num_output :]), choice)
