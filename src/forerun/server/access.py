@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forerun.errors import UsageError
-from forerun.server.asgi import headers_of, send_error
+from forerun.server.asgi import headers_of
+from forerun.server.body_limit import refuse
 from forerun.server.errors import ApiError
 from forerun.server.exchange import current_exchange
 from forerun.server.keys import ApiKey, KeySources, tenant_salt
@@ -109,7 +110,7 @@ class AccessMiddleware:
         try:
             admitted = self._access.admit(headers_of(scope))
         except ApiError as error:
-            await send_error(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = admitted.tenant
         exchange = current_exchange()
@@ -131,7 +132,7 @@ class AccessMiddleware:
         try:
             allowance.enter()
         except ApiError as error:
-            await send_error(error, scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)

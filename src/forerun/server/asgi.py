@@ -30,6 +30,8 @@ def note_refusal(error: ApiError) -> None:
         exchange.refused(error.status_code, getattr(error, "reason", None) or error.code or "", error.message)
 
 
-async def send_error(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with an error from within a middleware."""
-    await error_response(error)(scope, receive, send)
+async def send_error(
+    error: ApiError, scope: Scope, receive: Receive, send: Send, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer with an error from within a middleware. headers: beside the error's own"""
+    await error_response(error, headers)(scope, receive, send)

@@ -104,7 +104,7 @@ def _generation_fields(exchange: Exchange) -> dict[str, Any]:
         "cached_tokens": max(record.num_cached for record in records),
         "output_tokens": num_output,
         "finish": ",".join(sorted({record.finish for record in records})),
-        "queue_s": round(max(record.queue_s for record in records), 6),
+        "queue_s": round(min(record.queue_s for record in records), 6),
         "first_token_s": round(min(firsts), 6) if firsts else None,
         "tokens_per_s": round(after_first / decode_s, 2) if decode_s > 0 and after_first > 0 else None,
         "steps": sum(record.steps for record in records),

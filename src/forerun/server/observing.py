@@ -65,7 +65,7 @@ class Observing:
             log.exception("a request failed", extra=fields(request_id=exchange.id))
             if exchange.status:  # an answer that has begun can only be broken off
                 exchange.refused(exchange.status, "internal_error", str(error))
-                raise
+                return
             failure = ApiError(500, "the server failed on this request: see its log", code="internal_error")
             await send_error(failure, scope, receive, send_with_id)
 

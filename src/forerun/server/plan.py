@@ -52,7 +52,7 @@ def make_plan(
         },
         "compute": {
             "backend": llm.backend.name,
-            "threads": getattr(llm.backend, "threads", 1),
+            "threads": getattr(llm.backend, "threads", 1),  # numpy's are its own
             "isa": llm.numerics_id.partition("/")[0],
         },
         "speculation": {

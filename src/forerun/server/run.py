@@ -52,10 +52,12 @@ class Server(uvicorn.Server):
         if self._winding_down is not None:
             self._end_at_once(name)
             return
+        self.should_exit = True
+        if not self.started:
+            return
         engine = self._engine()
         log.info("%s: finishing %d generations within %g s", name, engine.num_open, self._grace_s)
         engine.refuse()
-        self.should_exit = True
         self._winding_down = asyncio.ensure_future(self._finish(engine))
 
     def _end_at_once(self, name: str) -> None:
