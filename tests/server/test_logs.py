@@ -1,5 +1,4 @@
-"""Logs: one event a line in both forms, whatever clients send; one access line a request, without its words unless asked
-for."""
+"""Logs: one event a line in both forms, whatever clients send; an access line a request, without its words by default."""
 
 import io
 import json
