@@ -1,4 +1,4 @@
-"""Logs: one event a line in both forms, whatever clients send; an access line a request, without its words by default."""
+"""Logs: one event a line in both forms, whatever clients send; one access line a request, by default without words."""
 
 import io
 import json
@@ -9,6 +9,7 @@ import pytest
 
 from forerun.server import logs
 from forerun.server.config import ServerConfig
+from tests.logging_state import kept_logging
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
 SECRET = "wombats are marsupials"
@@ -17,14 +18,10 @@ SECRET = "wombats are marsupials"
 @pytest.fixture
 def written() -> Iterator[io.StringIO]:
     """What is logged as JSON while the test runs; loggers are as before afterwards."""
-    loggers = [logging.getLogger(name) for name in ("forerun", "uvicorn", "asyncio", "opentelemetry")]
-    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     stream = io.StringIO()
-    logs.configure("json", "info", stream)
-    yield stream
-    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
+    with kept_logging():
+        logs.configure("json", "info", stream)
+        yield stream
 
 
 def lines(stream: io.StringIO) -> list[dict]:

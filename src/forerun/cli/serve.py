@@ -22,12 +22,13 @@ def serve(model: ModelOptions, drafting: Drafting, reach: Reach, keys: Keys, loa
     config = server_config(reach, keys, load, running, model_name(model))
     speculation = drafting.chosen
     logs.configure(running.log_format, running.log_level)
-    prepared = prepare(config)  # what can fail without a model fails before one is loaded
-    llm = load_llm(model, speculation, dataclasses.replace(engine_options(model), max_num_seqs=load.max_num_seqs))
+    with prepare(config) as prepared:  # what can fail without a model fails before one is loaded
+        llm = load_llm(model, speculation, dataclasses.replace(engine_options(model), max_num_seqs=load.max_num_seqs))
 
-    from forerun.server.plan import log_plan
-    from forerun.server.run import serve as run
+        from forerun.server.plan import log_plan
+        from forerun.server.run import serve as run
 
-    log_plan(llm, config, prepared, speculation)
-    if code := run(llm, config, prepared):
+        log_plan(llm, config, prepared, speculation)
+        code = run(llm, config, prepared)
+    if code:
         raise typer.Exit(code)

@@ -18,11 +18,17 @@ WANTED_FILES = 1 << 16  # open files: every connection is one
 
 @dataclass
 class Prepared:
-    """An address that is ours, but not listened on yet; the keys; the certificate."""
+    """An address that is ours, where clients wait; the keys; the certificate. A context that gives the address up."""
 
     listener: socket.socket
     access: Access
     tls: ssl.SSLContext | None
+
+    def __enter__(self) -> "Prepared":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.listener.close()
 
     @property
     def port(self) -> int:

@@ -20,6 +20,7 @@ from forerun.llm import LLM
 from forerun.server.app import build_app
 from forerun.server.async_engine import AsyncEngine
 from forerun.server.config import ServerConfig
+from forerun.server.logs import fields
 from forerun.server.operations import Operations
 from forerun.server.preparing import BACKLOG, Prepared, load_certificate, prepare
 from forerun.server.protocol import timed_protocol
@@ -73,13 +74,8 @@ class Server(uvicorn.Server):
             await engine.stop()
 
 
-def serve(
-    llm: LLM, config: ServerConfig, prepared: Prepared | None = None, on_ready: Callable[[], None] | None = None
-) -> int:
-    """Serve until a signal ends it; returns the exit code: 0, or CUT_SHORT.
-
-    on_ready  called when requests are taken
-    """
+def serve(llm: LLM, config: ServerConfig, prepared: Prepared | None = None) -> int:
+    """Serve until a signal ends it; returns the exit code: 0, or CUT_SHORT."""
     prepared = prepared or prepare(config)
     operations = Operations(config, prepared.access, make_tracer(config.served_model))
     app = build_app(llm, config, operations)
@@ -99,11 +95,11 @@ def serve(
     settings.load()
     settings.ssl = prepared.tls
     server = Server(settings, config.shutdown_grace_s, lambda: app.state.service.engine)
-    asyncio.run(_run(server, config, prepared, on_ready))
+    asyncio.run(_run(server, config, prepared))
     return CUT_SHORT if server.was_cut_short else 0
 
 
-async def _run(server: Server, config: ServerConfig, prepared: Prepared, on_ready: Callable[[], None] | None) -> None:
+async def _run(server: Server, config: ServerConfig, prepared: Prepared) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.wind_down, number.name)
@@ -111,8 +107,8 @@ async def _run(server: Server, config: ServerConfig, prepared: Prepared, on_read
     serving = asyncio.ensure_future(server.serve(sockets=[prepared.listener]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
-    if server.started and on_ready is not None:
-        on_ready()
+    if server.started:
+        log.info("ready", extra=fields(url=f"{prepared.url(config.host)}/v1"))
     await serving
 
 
