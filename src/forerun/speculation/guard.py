@@ -1,4 +1,4 @@
-"""The brakes of the allocator: SpeedGuard for everything, Probe for what is tried though it does not pay, Nap for asking.
+"""The brakes of the allocator: SpeedGuard for everything, Probe for what does not pay, Nap for asking at all.
 
 SpeedGuard compares what a step yields with what plain decoding is predicted to yield in its time. It catches what the
 allocator does not know: costs that it predicts wrongly, time that is spent elsewhere.
