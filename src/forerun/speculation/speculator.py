@@ -74,6 +74,7 @@ class Speculator:
         self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
         self._has_proposals = False  # in this step
         self._num_quiet = 0  # steps without proposals since the budget last saw one
+        self._rests = False  # nobody is asked in the coming step
         self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
         self.stats = SpeculationStats(
             by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
@@ -96,7 +97,9 @@ class Speculator:
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         """Draft nodes that the scheduler shall reserve slots for."""
-        return self.budget.room(sequence, num_decoding) if self._allowed(sequence) else 0
+        if self._rests or not self._allowed(sequence):
+            return 0
+        return self.budget.room(sequence, num_decoding)
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
@@ -151,6 +154,7 @@ class Speculator:
             self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
+        self._rests = self.budget.rests(len(outcomes))
         self._observe_s = time.perf_counter() - start
 
     def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
