@@ -76,6 +76,12 @@ class BlockPool:
             if self._count[block] == 0:
                 (self._cached if self._is_indexed[block] else self._blank)[block] = None
 
+    def reset(self) -> None:
+        """Nobody owns anything any more; what the prefix index describes stays cached."""
+        self._count = [0] * self.num_blocks
+        self._cached = {block: None for block, is_indexed in enumerate(self._is_indexed) if is_indexed}
+        self._blank = {block: None for block, is_indexed in enumerate(self._is_indexed) if not is_indexed}
+
     def count(self, block: int) -> int:
         """Number of owners."""
         return self._count[block]
@@ -87,6 +93,10 @@ class BlockPool:
     def is_writable(self, block: int) -> bool:
         """True for the only owner of a block that no prefix entry describes; others must copy before they write."""
         return self._count[block] == 1 and not self._is_indexed[block]
+
+    def is_indexed(self, block: int) -> bool:
+        """True when a prefix entry describes the block."""
+        return self._is_indexed[block]
 
     def mark_indexed(self, block: int) -> None:
         """The prefix index now describes this owned block."""
