@@ -2,8 +2,9 @@
 
 `select` runs before the step and reserves blocks; `commit` runs after it and appends tokens one by one. Laws:
 
-    order      sequences run and wait in order of arrival; when blocks are short the youngest gives its blocks back and
-               returns to its place in the queue, so the oldest can always finish and nobody waits for ever
+    order      sequences run and wait in order of priority, then of arrival; when blocks are short the last gives its
+               blocks back and returns to its place in the queue, so the first can always finish. Among equals nobody
+               waits for ever; who runs is not interrupted for who arrives
     drafts     get the blocks that are left when every token and every newcomer has its own
     blocks     a running sequence has blocks for all its tokens; draft slots are added by select, trimmed by commit
     writing    a block is written only by its sole owner and only if the prefix index does not describe it: anybody else
@@ -21,6 +22,7 @@ from forerun.cache.block_pool import BlockPool
 from forerun.cache.prefix_index import PrefixIndex, PrefixMatch
 from forerun.config import CacheConfig, SchedulerConfig
 from forerun.errors import RequestError
+from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.finish import append_tokens
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import FinishReason, Sequence
@@ -68,8 +70,8 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, step_time: StepTime | None = None) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()  # oldest first
-        self.running: list[Sequence] = []  # oldest first
+        self.waiting: deque[Sequence] = deque()  # first in rank first
+        self.running: list[Sequence] = []  # the same
         self.step_time = step_time or StepTime()
         self.num_preemptions = 0
         self._cache = cache
@@ -100,7 +102,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that `check_fits` accepted."""
-        self.waiting.append(sequence)
+        self._enqueue(sequence)
 
     def remove(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, running or waiting, and free its blocks."""
@@ -131,7 +133,7 @@ class Scheduler:
         return selection
 
     def _keep_decoding(self, selection: Selection) -> None:
-        """A slot for the next token of everybody who decodes, oldest first; the youngest pay for it."""
+        """A slot for the next token of everybody who decodes, first in rank first; the last pay for it."""
         for sequence in [sequence for sequence in self.running if sequence.num_pending == 1]:
             while sequence in self.running and not self._reserve(sequence, 0, selection):
                 self._preempt(self.running[-1])
@@ -140,6 +142,8 @@ class Scheduler:
         decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
         # Every running sequence can draw one token; what is left of rows and outputs may carry draft nodes.
         nodes_left = min(self.config.max_rows, self.config.max_outputs) - len(self.running)
+        if any(num_unscored(sequence) for sequence in self.running):  # their prompts need outputs too
+            nodes_left = max(0, nodes_left - MIN_PREFILL_ROWS)
         for sequence in decoding:
             nodes = max(0, min(room(sequence, len(decoding)), nodes_left))
             if not self._reserve(sequence, nodes, selection):  # then what its last block still holds
@@ -157,7 +161,7 @@ class Scheduler:
                 return  # nobody overtakes: that would starve large requests
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            self.running.sort(key=lambda other: other.id)
+            self.running.sort(key=lambda other: other.rank)
 
     def _select_prefill(self, selection: Selection) -> None:
         chosen = {share.sequence.id for share in selection.shares}
@@ -170,11 +174,17 @@ class Scheduler:
             context = max(sequence.num_computed for sequence in prefilling)
             within = self.step_time.rows_within(left_s, context, rows_left)
             rows_left = min(rows_left, max(within, MIN_PREFILL_ROWS, len(prefilling)))
+        # Each running sequence may need an output to draw; scored prompts share what drafts and draws leave.
+        outputs_left = self.config.max_outputs - rows - len(prefilling)
         # Several prompts share the rows evenly; what a short one leaves over goes to the longer ones.
         prefilling.sort(key=lambda sequence: (sequence.num_pending, sequence.id))
         for index, sequence in enumerate(prefilling):
             part = -(-rows_left // (len(prefilling) - index))
             count = min(sequence.num_pending, part, self.config.max_chunk or part)
+            if num_unscored(sequence):  # rows behind those already scored are outputs
+                scored = len(sequence.prompt_logprobs) - sequence.num_computed
+                count = min(count, scored + 1 + outputs_left)
+                outputs_left -= max(0, count - scored - 1)
             rows_left -= count
             selection.shares.append(Share(sequence, count))
 
@@ -232,7 +242,8 @@ class Scheduler:
         size = self._cache.block_size
         best = PrefixMatch((), 0)
         if self._cache.prefix_caching:
-            best = self.index.match(sequence.tokens, sequence.request.salt, limit=len(sequence.tokens) - 1)
+            limit = len(sequence.prompt_logprobs) if num_unscored(sequence) else len(sequence.tokens) - 1
+            best = self.index.match(sequence.tokens, sequence.request.salt, limit=limit)
         source = self._fork_source(sequence)
         if source is not None and source in self.running:
             usable = min(source.num_computed, sequence.num_prompt - 1)
@@ -255,7 +266,10 @@ class Scheduler:
         self._release(sequence)
         sequence.stats.preemptions += 1
         self.num_preemptions += 1
-        self.waiting.insert(bisect(self.waiting, sequence.id, key=lambda other: other.id), sequence)
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self.waiting.insert(bisect(self.waiting, sequence.rank, key=lambda other: other.rank), sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)
@@ -326,8 +340,8 @@ class Scheduler:
         """Assert block conservation and the sequences' own laws; for tests and idle moments."""
         self.pool.check(sequence.block_ids for sequence in (*self.running, *self.waiting))
         for queue in (self.running, self.waiting):
-            ids = [sequence.id for sequence in queue]
-            assert ids == sorted(set(ids)), "a queue is not in order of arrival"
+            ranks = [sequence.rank for sequence in queue]
+            assert ranks == sorted(set(ranks)), "a queue is not in order of rank"
         for sequence in self.running:
             assert sequence.num_computed < len(sequence.tokens), "a running sequence has nothing pending"
             assert len(sequence.block_ids) * self._cache.block_size >= sequence.num_computed, "KV without a block"
