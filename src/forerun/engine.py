@@ -19,16 +19,17 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.backends.base import Backend, ForwardResult, SlotMove
 from forerun.batch import Batch, Drawn, Outcome
 from forerun.errors import RequestError, one_line
 from forerun.profile import NoClock, StepClock
 from forerun.sampling.noise import make_key, random_seed
+from forerun.sampling.prompt_scores import read_scores, scored_positions
 from forerun.scheduler.build import build_batch
 from forerun.scheduler.scheduler import Changes, Scheduler, Selection, Share
-from forerun.sequence import FinishReason, Request, Sequence
+from forerun.sequence import FinishReason, Request, Sequence, TokenLogprob
 from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
@@ -58,6 +59,7 @@ class _Result:
     drawn: Drawn
     batch: Batch
     logits: ForwardResult
+    scores: list[TokenLogprob]  # of the prompts' tokens, share by share
     forward_s: float
     keys: int
 
@@ -251,6 +253,7 @@ class Engine:
         result = self._backend.forward(batch)
         self._clock.end_phase("forward")
         drawn, verified = self._verifier.verify(self._backend, result, batch)
+        scores = self._score(result, batch)
         seconds = time.perf_counter() - start
         self._clock.end_phase("draw")
         self.stats.forward_s += seconds
@@ -258,7 +261,13 @@ class Engine:
         self.scheduler.step_time.observe(batch.num_rows, keys, seconds)
         outcomes = iter(verified)
         by_share = [next(outcomes) if tree is not None else None for tree in trees]
-        return _Result(shares, by_share, drawn, batch, result, seconds, keys)
+        return _Result(shares, by_share, drawn, batch, result, scores, seconds, keys)
+
+    def _score(self, result: ForwardResult, batch: Batch) -> list[TokenLogprob]:
+        """Log-probabilities of the prompts' tokens that the step tells."""
+        if not batch.scores:
+            return []
+        return read_scores(batch.scores, self._backend.draw(result, replace(batch, draws=batch.scores)))
 
     def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
         sequence.error = one_line(error)
@@ -268,6 +277,11 @@ class Engine:
         return sequence
 
     def _commit(self, result: _Result, start: float, draft_s: float) -> list[Sequence]:
+        scores = iter(result.scores)
+        for share in result.shares:
+            first = share.sequence.num_computed
+            told = len(scored_positions(share.sequence, first, first + share.num_tokens))
+            share.sequence.prompt_logprobs += itertools.islice(scores, told)
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
         self._clock.end_phase("commit")
         if changes.moves:

@@ -83,6 +83,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: no logprobs; N: also the N most likely tokens
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens: no cached prefix is used for it
     n: int = 1
     seed: int | None = None  # None: a random one, returned with the result
     speculation: SpeculationParams = SpeculationParams()
@@ -128,7 +129,9 @@ class SamplingParams:
             "a map from token ids to finite numbers",
         )
         check(isinstance(self.ignore_eos, bool), "ignore_eos", "true or false")
-        check(self.logprobs is None or _is_whole(self.logprobs, 0, 1000), "logprobs", "between 0 and 1000")
+        for param in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, param)
+            check(count is None or _is_whole(count, 0, 1000), param, "between 0 and 1000")
         check(_is_whole(self.n, 1, 128), "n", "between 1 and 128")
         limit = 1 << SEED_BITS
         check(self.seed is None or _is_whole(self.seed, -limit, limit), "seed", f"a whole number below 2^{SEED_BITS}")
@@ -255,6 +258,7 @@ class Sequence:
     stop_matcher: StopMatcher | None = None
     token_mask: TokenMask | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's second token and those behind
     logits_hashes: list[bytes] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)  # per output token: whose draft it was, "" for the target's own
     stats: SequenceStats = field(default_factory=SequenceStats)
