@@ -160,6 +160,11 @@ class AsyncEngine:
         return self._num_open
 
     @property
+    def max_open(self) -> int:
+        """Choices that may wait or run; more are refused."""
+        return self._max_open
+
+    @property
     def health(self) -> EngineHealth:
         """How the thread is; may be asked from anywhere."""
         start = self._step_start
