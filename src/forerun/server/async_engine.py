@@ -14,8 +14,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from forerun.errors import one_line
 from forerun.llm import LLM
-from forerun.scheduler.finish import one_line
 from forerun.sequence import FinishReason, Request, Sequence
 from forerun.server.errors import ApiError
 from forerun.server.updates import ChoiceUpdate, Feed
