@@ -255,8 +255,8 @@ class AsyncEngine:
             updates.append((stream, feed.read(sequence)))
             if sequence.is_finished:
                 del self._feeds[sequence.id]
-                if all(other.is_finished for other in self._open[stream]):
-                    del self._open[stream]
+                if all(other.is_finished for other in self._open.get(stream, ())):
+                    self._open.pop(stream, None)  # gone already where another choice has ended in the same step
                 self._notify(lambda observer, ended=sequence: observer.ended(ended))  # type: ignore[misc]
         if updates:
             self._tell(self._deliver, updates)
