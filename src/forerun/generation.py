@@ -136,10 +136,12 @@ def make_request(
     id: str,
     salt: str = "",
     continues: bool | None = None,
+    priority: int = 0,
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
     prompt     text, encoded as a prompt, or token ids
+    priority   lower goes first, see scheduler/queue
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
@@ -154,6 +156,7 @@ def make_request(
         params=params,
         eos_ids=tokenizer.eos_ids,
         salt=salt,
+        priority=priority,
         make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
     )
 

@@ -282,7 +282,7 @@ class Sequence:
         has seen them."""
         del self.tokens[num_tokens:]
         for record in (self.logprobs, self.logits_hashes, self.drafted_by):
-            del record[self.num_output :]  # type: ignore[attr-defined]
+            del record[self.num_output :]
 
     @property
     def is_finished(self) -> bool:

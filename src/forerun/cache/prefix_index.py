@@ -68,7 +68,8 @@ class PrefixIndex:
         end = len(tokens) if limit is None else min(limit, len(tokens))
         size = self._block_size
         digests = [] if digests is None else digests
-        digest, blocks, matched = self._origin(salt), [], 0
+        blocks: list[int] = []
+        digest, matched = self._origin(salt), 0
         while matched + size <= end:
             part = tuple(tokens[matched : matched + size])
             if len(blocks) == len(digests):

@@ -56,7 +56,9 @@ def _request(body: ChatRequest, service: Service, tenant: Tenant) -> Any:
         body.max_completion_tokens or body.max_tokens, (body.top_logprobs or 0) if body.logprobs else None
     )
     salt = f"{tenant.salt}/{body.cache_salt or ''}"
-    return make_request(service.llm.tokenizer, prompt, params, id=secrets.token_hex(12), salt=salt)
+    return make_request(
+        service.llm.tokenizer, prompt, params, id=secrets.token_hex(12), salt=salt, priority=body.priority
+    )
 
 
 def _message(message: ChatMessage) -> dict[str, str]:
