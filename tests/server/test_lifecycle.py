@@ -165,6 +165,8 @@ def test_after_the_grace_period_a_stream_ends_with_an_error(start: Start) -> Non
         assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]  # cut short or not: nothing is half written
         ends.append(json.loads([line for line in lines if line.startswith("data: {")][-1][6:]))
     assert {end["error"]["code"] for end in ends if "error" in end} == {"aborted"}
+    asked = [line for line in server.log if line.get("path") == "/v1/chat/completions"]
+    assert {line["reason"] for line in asked if line["finish"] == "aborted"} == {"aborted"}
 
 
 def test_a_second_signal_ends_at_once(start: Start) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi.responses import StreamingResponse
 
+from forerun.server.asgi import note_refusal
 from forerun.server.errors import ApiError
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # a proxy must not collect events
@@ -27,5 +28,6 @@ async def _events(documents: AsyncIterator[Any]) -> AsyncIterator[bytes]:
         async for document in documents:
             yield event(document)
     except ApiError as error:
+        note_refusal(error)
         yield event(error.body)
     yield b"data: [DONE]\n\n"
