@@ -41,7 +41,7 @@ class Process:
 
     def wait_for(self, message: str, count: int = 1) -> dict[str, Any]:
         """The log line that begins so; the `count`th of them."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while True:
             found = [line for line in self.log if line["message"].startswith(message)]
             if len(found) >= count:
@@ -269,7 +269,7 @@ def test_slow_headers_end_the_connection_and_slow_bodies_get_408(start: Start) -
 def test_the_log_as_text_and_an_open_address(tiny_model: Path, start: Start) -> None:
     server = start("--host", "0.0.0.0", "--log-format", "text")
     server.wait_for("")
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not any(" ready " in line["message"] for line in server.log):
         assert time.monotonic() < end
         time.sleep(0.02)
