@@ -142,6 +142,7 @@ def make_request(
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
     prompt     text, encoded as a prompt, or token ids
+    priority   lower goes first, see scheduler/queue
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 

@@ -14,19 +14,21 @@ def chat_request(body: ChatRequest, service: Service, tenant: Tenant) -> Request
     prompt = service.llm.chat_prompt([template_message(message) for message in body.messages])
     limit = body.max_completion_tokens or body.max_tokens
     params = body.sampling(limit, (body.top_logprobs or 0) if body.logprobs else None)
-    return engine_request(prompt, params, body.cache_salt, service, tenant)
+    return engine_request(prompt, params, body, service, tenant)
 
 
 def engine_request(
     prompt: Prompt,
     params: SamplingParams,
-    cache_salt: str | None,
+    body: ChatRequest,
     service: Service,
     tenant: Tenant,
 ) -> Request:
     """A request with an id of its own, whose cached prefixes are the tenant's and the salt's alone."""
-    salt = f"{tenant.salt}/{cache_salt or ''}"
-    return make_request(service.llm.tokenizer, prompt, params, id=secrets.token_hex(12), salt=salt)
+    salt = f"{tenant.salt}/{body.cache_salt or ''}"
+    return make_request(
+        service.llm.tokenizer, prompt, params, id=secrets.token_hex(12), salt=salt, priority=body.priority
+    )
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
