@@ -212,7 +212,8 @@ class TestClients:
 
     def request(self, **options) -> bytes:
         raw = json.dumps({"model": MODEL, "messages": HELLO, **options}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(raw)}"
         return head.encode() + b"\r\n\r\n" + raw
 
     def test_half_a_request(self, faulty, sound):

@@ -54,6 +54,7 @@ class Load:
         int, typer.Option(metavar="TOKENS", help="Also measure --streams beside a prompt of so many tokens.")
     ] = 0
     streams: Annotated[str, typer.Option(metavar="N,N,...", help="Streams beside the long prompt.")] = "1,16"
+    repeats: Annotated[int, typer.Option(min=1, help="Long prompts, alone and beside each number of streams.")] = 3
 
 
 @grouped
@@ -112,7 +113,7 @@ def _measure(url: str, endpoint: Endpoint, load: Load, wish: Any, prompts: Any) 
         with progress("Measuring", unit="requests") as report:
             runs = asyncio.run(bench_serving(target, prompts, wish, report))
     streams = parse_counts(load.streams) if load.long_prompt else ()
-    return runs, [asyncio.run(measure_interference(target, wish, n, load.long_prompt)) for n in streams]
+    return runs, [asyncio.run(measure_interference(target, wish, n, load.long_prompt, load.repeats)) for n in streams]
 
 
 def _wish(load: Load) -> Any:
