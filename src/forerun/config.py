@@ -41,7 +41,7 @@ class SchedulerConfig:
     max_outputs: int = 256
     max_num_seqs: int = 64
     max_model_len: int = 2048
-    prefill_slowdown: float = 1.6
+    prefill_slowdown: float = 1.5
     priority_s: float = 30.0
     max_chunk: int = 0
 
