@@ -76,6 +76,10 @@ class BlockPool:
             if self._count[block] == 0:
                 (self._cached if self._is_indexed[block] else self._blank)[block] = None
 
+    def cached_blocks(self) -> Iterable[int]:
+        """Ids of the cached blocks, the one that is reused first first."""
+        return self._cached.keys()
+
     def count(self, block: int) -> int:
         """Number of owners."""
         return self._count[block]

@@ -14,8 +14,10 @@ from forerun.errors import ForerunError
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.server.config import ServerConfig
+from forerun.server.dashboard import StepRecorder
+from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.errors import ApiError, api_error, error_body
-from forerun.server.routes import chat, health, models
+from forerun.server.routes import chat, dashboard, health, models, page
 from forerun.server.service import Service
 
 
@@ -24,16 +26,18 @@ def build_app(llm: LLM, config: ServerConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = AsyncEngine(llm, max_waiting=config.max_waiting)
+        recorder = StepRecorder()
+        engine = AsyncEngine(llm, max_waiting=config.max_waiting, observers=[recorder])
         engine.start()
         app.state.service = Service(llm, engine, config)
+        app.state.dashboard = dashboard.Dashboard(engine, Snapshots(llm, recorder, config.served_model))
         try:
             yield
         finally:
             await engine.stop()
 
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for router in (chat.router, models.router, health.router):
+    for router in (chat.router, models.router, health.router, dashboard.router, page.router):
         app.include_router(router)
     _answer_errors(app)
     return app
