@@ -78,6 +78,7 @@ class Choice:
     seed: int  # repeats this generation when given as SamplingParams.seed, under coupled verification
     stats: GenerationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # from the second token on; in choice 0 only
     logits_hashes: tuple[bytes, ...] = ()
     error: str = ""
 
@@ -136,10 +137,12 @@ def make_request(
     id: str,
     salt: str = "",
     continues: bool | None = None,
+    priority: int = 0,
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
     prompt     text, encoded as a prompt, or token ids
+    priority   lower goes first, see scheduler/queue
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
@@ -154,6 +157,7 @@ def make_request(
         params=params,
         eos_ids=tokenizer.eos_ids,
         salt=salt,
+        priority=priority,
         make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
     )
 
@@ -183,6 +187,13 @@ def choice_of(sequence: Sequence) -> Choice:
         seed=sequence.seed,
         stats=GenerationStats.of(sequence),
         logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
+        prompt_logprobs=_prompt_logprobs(sequence),
         logits_hashes=tuple(sequence.logits_hashes),
         error=sequence.error,
     )
+
+
+def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
+    if sequence.params.prompt_logprobs is None or sequence.choice > 0:
+        return None
+    return tuple(sequence.prompt_logprobs)

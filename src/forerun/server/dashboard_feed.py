@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class SharedSampling(Generic[T]):
         """True while the loop runs."""
         return self._task is not None and not self._task.done()
 
-    async def watch(self) -> AsyncIterator[T]:
+    async def watch(self) -> AsyncGenerator[T, None]:
         """Every sample from now on; who is slow misses some."""
         self._num_watchers += 1
         if not self.is_sampling:

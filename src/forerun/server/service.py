@@ -20,11 +20,17 @@ class Service:
     engine: AsyncEngine
     config: ServerConfig
     created: int = field(default_factory=lambda: int(time.time()))
+    started_s: float = field(default_factory=time.monotonic)
 
     @property
     def model_name(self) -> str:
         """The model's name for clients."""
         return self.config.served_model
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_s
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""GET / and /web/{file}: the page, served from the package. Nothing on it comes from elsewhere."""
+"""GET / and /page/{file}: the page, served from the package. Nothing on it comes from elsewhere."""
 
 import hashlib
 from dataclasses import dataclass
@@ -55,7 +55,13 @@ async def page(request: Request) -> Response:
     return _answer("index.html", request)
 
 
-@router.get("/web/{name}")
+@router.get("/favicon.ico")
+async def favicon(request: Request) -> Response:
+    """The icon, for those who do not read which one the page names."""
+    return _answer("icon.svg", request)
+
+
+@router.get("/page/{name}")
 async def web_file(name: str, request: Request) -> Response:
     """A file of the page, 404 for any other."""
     return _answer(name, request)

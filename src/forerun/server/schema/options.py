@@ -61,6 +61,7 @@ class GenerationOptions(Schema):
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     cache_salt: str | None = Field(None, description="requests with different salts share no cached prefix")
+    priority: int = Field(0, ge=-1000, le=1000, description="lower goes first; a level is worth 30 s of waiting")
     speculation: SpeculationOptions | None = None
     token_details: bool = Field(False, description="adds per token: id, text, drafter, log-probability")
     user: str | None = Field(None, description="accepted for compatibility; has no effect")
