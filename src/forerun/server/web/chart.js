@@ -11,10 +11,11 @@ export class Chart {
    * kind         "area" (stacked), "line" or "dots"
    * format       a value as text
    * max          the highest value; left out: what the values need
+   * power        of the vertical scale; below 1 low values are drawn larger
    * series       [{name, colour}], colour being one of the page's, "--accent" for example
    */
-  constructor({ title, note = "", kind, format, max = null, series }) {
-    Object.assign(this, { title, kind, format, max, series, values: [], now: "", at: null });
+  constructor({ title, note = "", kind, format, max = null, power = 1, series }) {
+    Object.assign(this, { title, kind, format, max, power, series, values: [], now: "", at: null });
     this.number = el("p", { class: "now" });
     this.readout = el("p", { class: "readout", text: note });
     this.note = note;
@@ -50,8 +51,8 @@ export class Chart {
     this.canvas.setAttribute("aria-label", `${this.title}: ${this.now} now, at most ${this.format(highest)} in the last minute`);
     const { context, width, height } = ready;
     const x = (i) => (i / (length - 1)) * width;
-    const y = (value) => TOP + (1 - Math.min(value, max) / max) * (height - TOP - BOTTOM);
-    grid(context, width, height, max, y, this.format);
+    const y = (value) => TOP + (1 - (Math.min(value, max) / max) ** this.power) * (height - TOP - BOTTOM);
+    grid(context, width, height, max, y, this);
     if (this.kind === "area") this.#areas(context, x, y);
     else if (this.kind === "line") this.#line(context, x, y);
     else this.#dots(context, x, y);
@@ -125,7 +126,8 @@ export class Chart {
   }
 }
 
-function grid(context, width, height, max, y, format) {
+function grid(context, width, height, max, y, { format, power }) {
+  const middle = power < 1 ? 0.2 : 0.5;
   context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
   context.fillStyle = pageColour("--muted");
   context.textBaseline = "alphabetic";
@@ -134,7 +136,7 @@ function grid(context, width, height, max, y, format) {
   context.textAlign = "right";
   context.fillText("now", width, height - 3);
   context.textAlign = "left";
-  for (const part of [0, 0.5, 1]) {
+  for (const part of [0, middle, 1]) {
     const at = Math.round(y(max * part)) + 0.5;
     context.fillStyle = pageColour("--line");
     context.fillRect(0, at, width, 1);

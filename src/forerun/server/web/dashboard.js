@@ -24,7 +24,7 @@ export class Dashboard {
     this.charts = {
       tokens: new Chart({ title: "Tokens per second", kind: "area", format: number, series: [{ name: "tokens/s", colour: "--accent" }] }),
       rows: new Chart({
-        title: "Rows per step", kind: "area", format: number,
+        title: "Rows per step", note: "square-root scale", kind: "area", power: 0.5, format: number,
         series: [{ name: "decoding", colour: "--accent" }, { name: "drafts", colour: "--d0" }, { name: "prompts", colour: "--d1" }],
       }),
       first: new Chart({ title: "Time to first token", note: "median of the last minute", kind: "dots", format: seconds, series: [{ name: "", colour: "--d2" }] }),

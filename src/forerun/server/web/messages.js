@@ -1,7 +1,7 @@
 // The conversation's messages on the page.
 
 import { copyText, el, flash, icon } from "./dom.js";
-import { colourClass } from "./drafters.js";
+import { colourClass, colourOf } from "./drafters.js";
 import { count, number, percent, seconds } from "./format.js";
 import { TokenText } from "./token_text.js";
 import { inspectable } from "./token_tip.js";
@@ -88,7 +88,7 @@ export function summary(answer) {
 /** Who made the tokens: a swatch, a name and a count for each source. */
 export function legend(answer) {
   const list = el("ul", { class: "legend", "aria-label": "Where the tokens came from" });
-  const sources = [...answer.sources].sort(([a], [b]) => (a === "") - (b === "") || a.localeCompare(b));
+  const sources = [...answer.sources].sort(([a], [b]) => (a === "") - (b === "") || colourOf(a) - colourOf(b));
   for (const [drafter, tokens] of sources) {
     const swatch = el("span", { class: drafter ? `swatch ${colourClass(drafter)}` : "swatch own" });
     const text = `${drafter || "model"} ${tokens} (${percent(tokens, answer.tokens.length)})`;

@@ -49,7 +49,7 @@ class Side {
     const first = answer.firstTokenSeconds;
     const line = el("span", { text: count(answer.tokens.length, "token") });
     if (first !== null) line.append(` · ${seconds(first)} to the first`);
-    this.facts.replaceChildren(line, ...(answer.sources.size > 1 ? [legend(answer)] : []));
+    this.facts.replaceChildren(line, legend(answer));
   }
 }
 
