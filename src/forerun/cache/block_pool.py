@@ -76,6 +76,10 @@ class BlockPool:
             if self._count[block] == 0:
                 (self._cached if self._is_indexed[block] else self._blank)[block] = None
 
+    def cached_blocks(self) -> Iterable[int]:
+        """Ids of the cached blocks, the one that is reused first first."""
+        return self._cached.keys()
+
     def reset(self) -> None:
         """Nobody owns anything any more; what the prefix index describes stays cached."""
         self._count = [0] * self.num_blocks

@@ -15,6 +15,7 @@ from forerun.llm import LLM
 from forerun.server.access import Access
 from forerun.server.asgi import error_response
 from forerun.server.config import ServerConfig
+from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.errors import ApiError, api_error
 from forerun.server.operations import Operations
 from forerun.server.problems import refusal
@@ -22,9 +23,11 @@ from forerun.server.routes import (
     capabilities,
     chat,
     completions,
+    dashboard,
     health,
     metrics,
     models,
+    page,
     refused,
     responses,
     tokens,
@@ -44,6 +47,7 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
         engine = running.make_engine(llm)
         engine.start()
         app.state.service, app.state.operations = Service(llm, engine, config), running
+        app.state.dashboard = dashboard.Dashboard(engine, Snapshots(llm, running.recorder, config.served_model))
         try:
             yield
         finally:
@@ -51,7 +55,7 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
             await asyncio.to_thread(running.tracer.close)
 
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for part in (chat, completions, responses, models, tokens, capabilities, health, metrics, refused):
+    for part in (chat, completions, responses, models, tokens, capabilities, health, metrics, dashboard, page, refused):
         app.include_router(part.router)
     _answer_errors(app)
     running.add_middlewares(app)
