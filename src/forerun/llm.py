@@ -82,7 +82,7 @@ class LLM:
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
-        self._threads = threads
+        self._threads, self._kv_format = threads, options.kv_format
         self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
@@ -90,7 +90,7 @@ class LLM:
         self.tokenizer = load_tokenizer(self.files)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._opened = OpenedModel(str(path), self.model, self.tokenizer)
-        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
+        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size)
         self._load(options, config, drafters, report)
         self._configure(config, drafters, options)
 
@@ -189,7 +189,7 @@ class LLM:
         report: Callable[[str], Progress],
     ) -> None:
         spec = self.model.spec
-        stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
@@ -220,6 +220,7 @@ class LLM:
             target=self._opened,
             backend=self._backend,
             open_model=open_for_drafting,
+            kv_format=self._kv_format,
             layout=layout,
             max_model_len=self._wish.max_model_len or min(self.model.spec.max_context, DEFAULT_MODEL_LEN),
             max_num_seqs=options.max_num_seqs,
@@ -246,7 +247,7 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
             ),
-            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codecs, options.prefix_caching),
         )
         vocab_size = self.model.spec.vocab_size
         self.engine = Engine(
@@ -287,7 +288,7 @@ class LLM:
             raise UsageError("the engine has unfinished requests: finish or close them first")
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
-        stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", self.model.spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         captures = plan_captures(drafters, self._host(config, options, None))
         if captures != self._captures:
             self._backend.load(self.model, self._limits, captures=captures)

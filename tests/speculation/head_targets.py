@@ -141,8 +141,8 @@ class DenseTarget:
         self._backend = ReferenceBackend()
         self._backend.load(LoadedModel(RANDOM_SPEC, self.weights), Limits(256, 256, 512), None, captures)
         mixer = RANDOM_SPEC.layers[0].mixer
-        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim)
-        self._backend.allocate_kv(KvLayout(16, 16, "fp32", (stack,)))
+        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim, "fp32")
+        self._backend.allocate_kv(KvLayout(16, 16, (stack,)))
         self._texts = []  # tokens, and the hidden states of all but the last
 
     def read(self, text):

@@ -200,6 +200,34 @@ def test_no_draft_changes_an_answer(target, path_of, backend: str, shape: str, d
     assert accepted > 0 or draft == "other"
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("formats", [("bf16", "fp32"), ("fp32", "bf16")], ids="-".join)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_draft_in_another_kv_format_changes_an_answer(path_of, backend: str, formats, shape: str) -> None:
+    options = replace(BACKENDS[backend], kv_format=formats[0])
+    llm = LLM(path_of("target"), speculation="off", threads=1, options=options)
+    cells = make_cells(llm, *((4, 10) if backend == "reference" else (6, 16)))
+    plain = {cell.name: answer_one_plainly(llm, cell, options) for cell in cells}
+    wish = config(path_of("target"), depth=6, kv_format=formats[1], **SHAPES[shape])
+    settings = [Setting("draft-model", 1), Setting("draft-model", 8, chunk=3, cache=True, tight=True)]
+    drafted = accepted = 0
+    for setting in settings:
+        row = compare(llm, setting, cells, plain, options, wish)
+        assert [str(difference) for difference in row.differences] == []
+        assert llm.engine.speculator.stats.drafter_errors == 0
+        drafted, accepted = drafted + row.drafted, accepted + row.accepted
+    assert llm.kv_layout.codecs == formats
+    # The target's weights over KV of another precision: nearly always right, so nothing is stored wrongly.
+    assert accepted > (0.9 if shape == "chain" else 0.2) * drafted > 10
+
+
+def test_a_kv_format_can_be_that_of_the_target(path_of) -> None:
+    for codec in ("bf16", "fp32"):
+        options = EngineOptions(block_size=16, kv_format=codec)
+        llm = LLM(path_of("target"), speculation=config(path_of("near")), threads=1, options=options)
+        assert llm.kv_layout.codecs == (codec, codec)
+
+
 def test_choices_are_those_of_plain_decoding(target, path_of) -> None:
     llm = target("cpu")
     params = SamplingParams(max_tokens=20, n=3, temperature=0.9, seed=2, logits_hash=True)

@@ -73,7 +73,7 @@ class Scheduler:
         self.step_time = step_time or StepTime()
         self.num_preemptions = 0
         self._cache = cache
-        self.index = PrefixIndex(cache.block_size, cache.codec)
+        self.index = PrefixIndex(cache.block_size, cache.codecs)
         self.pool = BlockPool(cache.num_blocks, on_reuse=self.index.forget)
 
     # ---- requests come and go ----

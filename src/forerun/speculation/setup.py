@@ -101,7 +101,7 @@ def open_cost(host: DraftHost, threads: int | None, max_probe_rows: int) -> Know
     known = StepCostFile(host.cache_folder, identity)
     cost = known.load()
     if cost is None:
-        per_key = layout.stacks[0].bytes_per_token(layout.codec) / MEMORY_RATE
+        per_key = layout.stacks[0].bytes_per_token / MEMORY_RATE
         points = probe_steps(backend, layout, max_probe_rows)
         if len(points) > 1:
             cost = StepCost.from_points(points, per_key)

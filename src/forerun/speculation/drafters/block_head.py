@@ -66,7 +66,9 @@ class BlockHeadDrafter:
 
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
         layers = self._open(host).spec.layers
-        return (KvStack(self.name, len(layers), layers[0].mixer.num_kv_heads, layers[0].mixer.head_dim),)
+        return (
+            KvStack(self.name, len(layers), layers[0].mixer.num_kv_heads, layers[0].mixer.head_dim, host.kv_format),
+        )
 
     def captures(self, host: DraftHost) -> Seq[int]:
         return self._open(host).spec.captures
