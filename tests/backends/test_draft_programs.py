@@ -97,7 +97,7 @@ def test_a_cleared_block_is_empty_in_every_format() -> None:
     fresh = backend_of("cpu", "bf16", "fp32")
     beside = fresh.add_program(program_of(a_model(1), first_kv_layer=SPEC.num_layers))
     tail = make_batch([Rows(range(21, 25), 16, [3, 1])], 16)  # the first block was never written
-    for one in (fresh, beside):
+    for one in (made, program, fresh, beside):
         one.forward(tail)
     assert all(np.array_equal(logits(a, last), logits(b, last)) for a, b in ((made, fresh), (program, beside)))
 

@@ -36,9 +36,10 @@ from forerun.models.heads import STATE, block, inject
 from forerun.sequence import Sequence
 from forerun.speculation.best_first import best_first
 from forerun.speculation.candidates import Candidates
+from forerun.speculation.chooser import Chooser
 from forerun.speculation.draft_rows import SequenceRows, make_rows, split_rows
 from forerun.speculation.drafter import Ask, Computed, Seen, register
-from forerun.speculation.head_drafting import PASS_ROWS, Chooser, check_options, head_limits
+from forerun.speculation.head_drafting import PASS_ROWS, check_options, head_limits
 from forerun.speculation.head_kv import HeadKv
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
