@@ -15,6 +15,7 @@ from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
 from forerun.generation import Choice, Generation, GenerationStats, StreamChunk
@@ -93,6 +94,8 @@ class LLM:
         self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size)
         self._load(options, config, drafters, report)
         self._configure(config, drafters, options)
+        if options.check_drafters:
+            check_drafters(self)
 
     # ---- what it is ----
 
@@ -269,7 +272,7 @@ class LLM:
         if learns and self._cost is None:
             probes = 0 if self._profile else min(options.max_rows, options.max_outputs, self.max_model_len)
             self._cost = open_cost(host, self._threads, probes)
-        return make_budget(config, self._backend.row_tile, self.max_model_len, self._cost if learns else None)
+        return make_budget(config, host, self.max_model_len, self._cost if learns else None)
 
     def reconfigure(
         self,

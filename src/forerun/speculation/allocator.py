@@ -81,7 +81,10 @@ class _Step(NamedTuple):
 
 
 class Allocator:
-    """A Budget. cost: learned in place; keep: called now and then so that what was learned is not lost."""
+    """A Budget. keep: called now and then so that what was learned is not lost.
+
+    cost, calibrations  learned in place; calibrations by drafter's name, of unknown drafters added
+    """
 
     def __init__(
         self,
@@ -89,6 +92,7 @@ class Allocator:
         max_model_len: int,
         cost: StepCost,
         keep: Callable[[StepCost], None] | None = None,
+        calibrations: dict[str, Calibration] | None = None,
     ) -> None:
         self.decisions: Counter[str] = Counter()
         self.cost = cost
@@ -102,7 +106,7 @@ class Allocator:
         self._steps: list[_Step] = []
         self._since_plain = 0
         self._requests: dict[int, _Request] = {}
-        self._calibrations: dict[str, Calibration] = {}
+        self._calibrations = calibrations if calibrations is not None else {}
         self._paid: dict[str, _Paid] = {}
         self._explore = Probe(FIRST_EXPLORED)
         self._draft_s = 0.0  # in this step so far
