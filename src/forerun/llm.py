@@ -15,6 +15,7 @@ from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
 from forerun.generation import Generation, Prompt, StreamChunk, choice_of, drafters_of_pieces, live_text, make_request
@@ -80,7 +81,7 @@ class LLM:
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
-        self._threads = threads
+        self._threads, self._kv_format = threads, options.kv_format
         self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
@@ -88,9 +89,11 @@ class LLM:
         self.tokenizer = load_tokenizer(self.files)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._opened = OpenedModel(str(path), self.model, self.tokenizer)
-        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
+        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size)
         self._load(options, config, drafters, report)
         self._configure(config, drafters, options)
+        if options.check_drafters:
+            check_drafters(self)
 
     # ---- what it is ----
 
@@ -188,7 +191,7 @@ class LLM:
         report: Callable[[str], Progress],
     ) -> None:
         spec = self.model.spec
-        stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
@@ -219,6 +222,7 @@ class LLM:
             target=self._opened,
             backend=self._backend,
             open_model=open_for_drafting,
+            kv_format=self._kv_format,
             layout=layout,
             max_model_len=self._wish.max_model_len or min(self.model.spec.max_context, DEFAULT_MODEL_LEN),
             max_num_seqs=options.max_num_seqs,
@@ -245,7 +249,7 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
             ),
-            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codecs, options.prefix_caching),
         )
         vocab_size = self.model.spec.vocab_size
         self.engine = Engine(
@@ -267,7 +271,7 @@ class LLM:
         if learns and self._cost is None:
             probes = 0 if self._profile else min(options.max_rows, options.max_outputs, self.max_model_len)
             self._cost = open_cost(host, self._threads, probes)
-        return make_budget(config, self._backend.row_tile, self.max_model_len, self._cost if learns else None)
+        return make_budget(config, host, self.max_model_len, self._cost if learns else None)
 
     def reconfigure(
         self,
@@ -286,7 +290,7 @@ class LLM:
             raise UsageError("the engine has unfinished requests: finish or close them first")
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
-        stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", self.model.spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         captures = plan_captures(drafters, self._host(config, options, None))
         if captures != self._captures:
             self._backend.load(self.model, self._limits, captures=captures)
