@@ -1,9 +1,11 @@
 """From a prompt to a request, and from finished sequences to what a caller gets: generations, choices, statistics."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
+from forerun.errors import RequestError
+from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob, TokenMask
 from forerun.text.detokenizer import LiveText
 from forerun.text.tokenizer import Tokenizer
 
@@ -17,6 +19,7 @@ class GenerationStats:
     steps                   steps that yielded tokens; num_tokens / steps is the mean accepted length
     drafted, accepted       draft nodes verified, and those that became output
     drafted_at, accepted_at the same by depth: entry d counts drafts that reached depth d + 1
+    accepted_by, verified_by  the same by drafter
     cached_prompt_tokens    prompt tokens whose KV came from the prefix cache
     time_to_first_token_s   from the request's arrival to its first token, waiting included
     time_per_token_s        between the first and the last token, per token after the first
@@ -31,6 +34,7 @@ class GenerationStats:
     drafted_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
     accepted_by: dict[str, int]
+    verified_by: dict[str, int]
     cached_prompt_tokens: int
     preemptions: int
     time_to_first_token_s: float
@@ -58,6 +62,7 @@ class GenerationStats:
             drafted_at=tuple(stats.drafted_at),
             accepted_at=tuple(stats.accepted_at),
             accepted_by=dict(stats.accepted_by),
+            verified_by=dict(stats.verified_by),
             cached_prompt_tokens=stats.cached_prompt_tokens,
             preemptions=stats.preemptions,
             time_to_first_token_s=first - stats.arrived_s,
@@ -128,6 +133,20 @@ class StreamChunk:
         return "".join(text for text, _ in self.pieces)
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What few requests have.
+
+    make_token_mask  a grammar's masks, see grammar.GrammarCompiler
+    prediction       token ids of what the output may turn out to be: drafts
+    shown            control tokens whose text is part of the output
+    """
+
+    make_token_mask: Callable[[], TokenMask] | None = None
+    prediction: tuple[int, ...] = ()
+    shown: frozenset[int] = frozenset()
+
+
 def make_request(
     tokenizer: Tokenizer,
     prompt: Prompt,
@@ -136,6 +155,7 @@ def make_request(
     id: str,
     salt: str = "",
     continues: bool | None = None,
+    extras: Extras = Extras(),
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
@@ -143,8 +163,15 @@ def make_request(
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
-    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
+    Raises RequestError for a prompt that is no list of whole numbers and for an option that a grammar rules out,
+    UsageError for invalid Unicode.
     """
+    if extras.make_token_mask is not None:
+        for param in ("ignore_eos", "min_tokens"):
+            if getattr(params, param):
+                raise RequestError(
+                    f"{param} cannot be kept under a grammar, which says where the text ends", param=param
+                )
     is_text = isinstance(prompt, str)
     ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     goes_on = is_text if continues is None else continues
@@ -154,7 +181,9 @@ def make_request(
         params=params,
         eos_ids=tokenizer.eos_ids,
         salt=salt,
-        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on, shown=extras.shown),
+        make_token_mask=extras.make_token_mask,
+        prediction=extras.prediction,
     )
 
 

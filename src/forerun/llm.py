@@ -2,6 +2,7 @@
 
     llm = LLM("smollm2-135m")
     print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text)
+    print(llm.chat([{"role": "user", "content": "A person?"}], grammar=Grammar.json_schema(schema)).text)
     for chunk in llm.stream("Once upon a time"):
         print(chunk.text, end="")
 
@@ -17,7 +18,18 @@ from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
-from forerun.generation import Generation, Prompt, StreamChunk, choice_of, drafters_of_pieces, live_text, make_request
+from forerun.generation import (
+    Extras,
+    Generation,
+    Prompt,
+    StreamChunk,
+    choice_of,
+    drafters_of_pieces,
+    live_text,
+    make_request,
+)
+from forerun.grammar.compiler import GrammarCompiler
+from forerun.grammar.source import Grammar
 from forerun.machine import available_memory
 from forerun.models.aliases import cache_folder
 from forerun.models.hub import resolve
@@ -37,6 +49,7 @@ from forerun.speculation.setup import (
     load_drafters,
     make_budget,
     make_drafters,
+    make_guides,
     open_cost,
     plan_captures,
     plan_stacks,
@@ -86,6 +99,7 @@ class LLM:
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
         self.tokenizer = load_tokenizer(self.files)
+        self.grammars = GrammarCompiler(self.tokenizer)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._opened = OpenedModel(str(path), self.model, self.tokenizer)
         self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
@@ -122,14 +136,25 @@ class LLM:
     # ---- generating ----
 
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | None = None, *, salt: str = ""
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
     ) -> list[Generation]:
         """Continue each prompt (text or token ids); all of them run together, results in the order of the prompts.
+
+        grammar     what every continuation must be
+        prediction  what a continuation may turn out to be, such as the file that is to be edited: drafts, which change
+                    the speed and no token
 
         Raises RequestError when a prompt or an option cannot be honoured; then nothing was generated.
         """
         many = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        requests = [self._request(index, prompt, params, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
+        extras = self.extras(grammar, prediction)
+        requests = [self._request(index, prompt, params, extras, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
         added: list[list[Sequence]] = []
         try:
             for request in requests:
@@ -140,11 +165,25 @@ class LLM:
             self._abort(sequence for sequences in added for sequence in sequences)
         return [_generation(sequences) for sequences in added]
 
-    def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Generation:
-        """Answer a conversation: messages are {"role": ..., "content": ...}."""
-        return self.generate([self.chat_prompt(messages)], params)[0]
+    def chat(
+        self,
+        messages: Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
+    ) -> Generation:
+        """Answer a conversation: messages are {"role": ..., "content": ...}. The rest is as in `generate`."""
+        return self.generate([self.chat_prompt(messages)], params, grammar=grammar, prediction=prediction)[0]
 
-    def stream(self, prompt: Prompt | Seq[Message], params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompt | Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
+    ) -> Iterator[StreamChunk]:
         """Continue one prompt, or answer one conversation, yielding what each step adds: nothing while a long prompt is
         computed, so that the caller can stop at any step.
 
@@ -155,7 +194,7 @@ class LLM:
             raise UsageError("stream yields one choice: use generate for n > 1")
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        return self._stream(self._request(0, prompt, params, ""))  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, self.extras(grammar, prediction), ""))  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -248,10 +287,11 @@ class LLM:
             CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
         )
         vocab_size = self.model.spec.vocab_size
+        guides = make_guides(drafters) if config.verification == "coupled" else []
         self.engine = Engine(
             self._backend,
             scheduler,
-            Speculator(drafters, self._budget(config, drafters, options, host), vocab_size),
+            Speculator(drafters, self._budget(config, drafters, options, host), vocab_size, guides),
             vocab_size,
             self._profile,
             make_verifier(config.verification),
@@ -301,8 +341,15 @@ class LLM:
 
     # ---- requests ----
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, salt: str) -> Request:
-        return make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
+    def extras(self, grammar: Grammar | None = None, prediction: Prompt = "") -> Extras:
+        """What a request carries beside its prompt. A grammar is compiled, which may take long. Raises RequestError."""
+        ids = self.tokenizer.encode(prediction, special=False) if isinstance(prediction, str) else prediction
+        make_mask = None if grammar is None else self.grammars.compile(grammar)
+        return Extras(make_mask, tuple(ids))
+
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, extras: Extras, salt: str) -> Request:
+        params = params or SamplingParams()
+        return make_request(self.tokenizer, prompt, params, id=str(index), salt=salt, extras=extras)
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
         for sequence in sequences:

@@ -116,7 +116,7 @@ class Allocator:
             return 0
         self._num_rooms += 1 / num_decoding
         request = self._request(sequence.id)
-        if request.nap > 0 and not self._paid:
+        if request.nap > 0 and not self._paid and not sequence.is_guided:
             request.nap -= 1
             self.decisions[NAP] += 1
             return 0

@@ -18,7 +18,7 @@ from forerun.speculation.drafter import (
     known_drafters,
     make_drafter,
 )
-from forerun.speculation.drafters import AUTO
+from forerun.speculation.drafters import AUTO, GUIDES
 from forerun.speculation.host import DraftHost
 from forerun.speculation.probe import probe_steps
 from forerun.speculation.step_cost import StepCost
@@ -32,6 +32,12 @@ def make_drafters(config: SpeculationConfig) -> list[Drafter]:
     """The drafters that a configuration names, not yet loaded. Raises UsageError."""
     names = drafter_names(config.drafter)
     return [make_drafter(name, _options_of(name, names, config)) for name in names]
+
+
+def make_guides(drafters: Seq[Drafter]) -> list[Drafter]:
+    """What drafts beside these for requests with a grammar or a prediction; nothing beside nobody."""
+    names = {drafter.name for drafter in drafters}
+    return [make_drafter(name, {}) for name in GUIDES if drafters and name not in names]
 
 
 def drafter_names(speculation: str) -> list[str]:

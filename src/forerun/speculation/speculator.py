@@ -63,11 +63,13 @@ class SpeculationStats:
 class Speculator:
     """Proposes one tree per decoding sequence. Without drafters it is plain decoding.
 
+    guides  free drafters that are asked first, for sequences whose request guides them (Sequence.is_guided) only
     budget  decides who is asked for how much, and which of the proposed nodes are verified
     """
 
-    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int) -> None:
+    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int, guides: Seq[Drafter] = ()) -> None:
         self.drafters = tuple(drafters)
+        self.guides = tuple(guides)
         self.budget = budget
         self._vocab_size = vocab_size
         self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
@@ -87,7 +89,7 @@ class Speculator:
     def check(self, sequence: Sequence) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
         wanted = sequence.params.speculation
-        names = [drafter.name for drafter in self.drafters]
+        names = [drafter.name for drafter in (*self.drafters, *self.guides)]
         if wanted.drafter not in (None, "off", *names):
             known = ", ".join(["off", *names])
             raise RequestError(
@@ -100,13 +102,13 @@ class Speculator:
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
-        for drafter in self.drafters:
+        for drafter in self._those_for(sequence):
             with self._guard(drafter):
                 drafter.begin(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
-        for drafter in self.drafters:
+        for drafter in self._those_for(sequence):
             with self._guard(drafter):
                 drafter.end(sequence.id)
         self.budget.end(sequence.id)
@@ -120,7 +122,8 @@ class Speculator:
         self._has_proposals = False
         if not self.drafters or not any(rooms):
             return trees
-        for drafter in self.drafters:
+        guides = self.guides if any(sequence.is_guided for sequence in sequences) else ()
+        for drafter in (*guides, *self.drafters):
             allowed = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
             asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
             if asks:
@@ -188,9 +191,11 @@ class Speculator:
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
         wanted = sequence.params.speculation.drafter
-        if wanted is None:
-            return self.drafters
-        return tuple(drafter for drafter in self.drafters if drafter.name == wanted)
+        those = self._those_for(sequence)
+        return those if wanted is None else tuple(drafter for drafter in those if drafter.name == wanted)
+
+    def _those_for(self, sequence: Sequence) -> tuple[Drafter, ...]:
+        return self.guides + self.drafters if sequence.is_guided else self.drafters
 
     def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
         """Merge what a drafter proposes into `trees`."""
