@@ -32,7 +32,8 @@ class SchedulerConfig:
     max_outputs       rows whose logits are computed in one batch
     max_num_seqs      sequences running together
     max_model_len     tokens of prompt and output together
-    prefill_step_s    predicted step time, in seconds, that prefill may fill up while other sequences decode
+    prefill_slowdown  how many times the predicted time of the others' plain decoding a step may take with prefill
+    priority_s        seconds of waiting that make up for one level of a request's priority
     max_chunk         longest prefill chunk of one sequence (tests force short ones); 0 means max_rows
     """
 
@@ -40,7 +41,8 @@ class SchedulerConfig:
     max_outputs: int = 256
     max_num_seqs: int = 64
     max_model_len: int = 2048
-    prefill_step_s: float = 0.1
+    prefill_slowdown: float = 1.5
+    priority_s: float = 30.0
     max_chunk: int = 0
 
     def __post_init__(self) -> None:
@@ -49,8 +51,10 @@ class SchedulerConfig:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_chunk < 0:
             raise UsageError(f"max_chunk must be at least 0 (0 is no limit), got {self.max_chunk}")
-        if not (math.isfinite(self.prefill_step_s) and self.prefill_step_s >= 0):
-            raise UsageError(f"prefill_step_s must be seconds, at least 0, got {self.prefill_step_s}")
+        if not (math.isfinite(self.prefill_slowdown) and self.prefill_slowdown >= 1):
+            raise UsageError(f"prefill_slowdown must be at least 1, got {self.prefill_slowdown}")
+        if not (math.isfinite(self.priority_s) and self.priority_s >= 0):
+            raise UsageError(f"priority_s must be seconds, at least 0, got {self.priority_s}")
         if self.max_num_seqs > min(self.max_rows, self.max_outputs):
             raise UsageError("max_num_seqs cannot exceed max_rows or max_outputs: every sequence needs a row")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.errors import RequestError
 from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob, TokenMask
@@ -83,6 +83,7 @@ class Choice:
     seed: int  # repeats this generation when given as SamplingParams.seed, under coupled verification
     stats: GenerationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt, from its second token on
     logits_hashes: tuple[bytes, ...] = ()
     error: str = ""
 
@@ -133,20 +134,6 @@ class StreamChunk:
         return "".join(text for text, _ in self.pieces)
 
 
-@dataclass(frozen=True)
-class Extras:
-    """What few requests have.
-
-    make_token_mask  a grammar's masks, see grammar.GrammarCompiler
-    prediction       token ids of what the output may turn out to be: drafts
-    shown            control tokens whose text is part of the output
-    """
-
-    make_token_mask: Callable[[], TokenMask] | None = None
-    prediction: tuple[int, ...] = ()
-    shown: frozenset[int] = frozenset()
-
-
 def make_request(
     tokenizer: Tokenizer,
     prompt: Prompt,
@@ -155,23 +142,17 @@ def make_request(
     id: str,
     salt: str = "",
     continues: bool | None = None,
-    extras: Extras = Extras(),
+    priority: int = 0,
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
     prompt     text, encoded as a prompt, or token ids
+    priority   lower goes first, see scheduler/queue
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
-    Raises RequestError for a prompt that is no list of whole numbers and for an option that a grammar rules out,
-    UsageError for invalid Unicode.
+    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
     """
-    if extras.make_token_mask is not None:
-        for param in ("ignore_eos", "min_tokens"):
-            if getattr(params, param):
-                raise RequestError(
-                    f"{param} cannot be kept under a grammar, which says where the text ends", param=param
-                )
     is_text = isinstance(prompt, str)
     ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     goes_on = is_text if continues is None else continues
@@ -181,10 +162,23 @@ def make_request(
         params=params,
         eos_ids=tokenizer.eos_ids,
         salt=salt,
-        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on, shown=extras.shown),
-        make_token_mask=extras.make_token_mask,
-        prediction=extras.prediction,
+        priority=priority,
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
     )
+
+
+def under_grammar(request: Request, make_token_mask: Callable[[], TokenMask]) -> Request:
+    """The request, whose text a grammar rules. Raises RequestError for an option that it rules out."""
+    for param in ("ignore_eos", "min_tokens"):
+        if getattr(request.params, param):
+            raise RequestError(f"{param} has no place under a grammar, which says where the text ends", param=param)
+    return replace(request, make_token_mask=make_token_mask)
+
+
+def showing(request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> Request:
+    """An answer's request, with the text of these control tokens in its text."""
+    stop = request.params.stop
+    return replace(request, make_stop_matcher=lambda: LiveText(tokenizer, stop, shown=shown))
 
 
 def live_text(sequence: Sequence) -> LiveText:
@@ -212,6 +206,14 @@ def choice_of(sequence: Sequence) -> Choice:
         seed=sequence.seed,
         stats=GenerationStats.of(sequence),
         logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
+        prompt_logprobs=prompt_logprobs_of(sequence),
         logits_hashes=tuple(sequence.logits_hashes),
         error=sequence.error,
     )
+
+
+def prompt_logprobs_of(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities of the prompt that a sequence shares with its siblings, None when nobody asked."""
+    if sequence.params.prompt_logprobs is None:
+        return None
+    return tuple((sequence.fork_of or sequence).prompt_logprobs)

@@ -18,6 +18,7 @@ from forerun.errors import RequestError
 
 MAX_COUNT = 2**31 - 1  # counts and token ids fit 32 bits, here and in native code
 SEED_BITS = 128
+MAX_PRIORITY = 1000
 
 
 def _is_whole(value: object, low: int = 0, high: int = MAX_COUNT) -> bool:
@@ -82,6 +83,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: no logprobs; N: also the N most likely tokens
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens: no cached prefix is used for it
     n: int = 1
     seed: int | None = None  # None: a random one, returned with the result
     speculation: SpeculationParams = SpeculationParams()
@@ -127,7 +129,9 @@ class SamplingParams:
             "a map from token ids to finite numbers",
         )
         check(isinstance(self.ignore_eos, bool), "ignore_eos", "true or false")
-        check(self.logprobs is None or _is_whole(self.logprobs, 0, 1000), "logprobs", "between 0 and 1000")
+        for param in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, param)
+            check(count is None or _is_whole(count, 0, 1000), param, "between 0 and 1000")
         check(_is_whole(self.n, 1, 128), "n", "between 1 and 128")
         limit = 1 << SEED_BITS
         check(self.seed is None or _is_whole(self.seed, -limit, limit), "seed", f"a whole number below 2^{SEED_BITS}")
@@ -189,7 +193,7 @@ class TokenLogprob:
 class Request:
     """One prompt with its options; `n` choices become n sequences.
 
-    Raises RequestError when the prompt is not a list of whole numbers.
+    Raises RequestError when the prompt is not a list of whole numbers or the priority is out of range.
     """
 
     id: str
@@ -197,6 +201,7 @@ class Request:
     params: SamplingParams
     eos_ids: tuple[int, ...] = ()
     salt: str = ""  # separates tenants in the prefix index
+    priority: int = 0  # lower goes first; see scheduler/queue
     make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
     make_token_mask: Callable[[], TokenMask] | None = None  # one for each choice, standing behind the prompt
     prediction: tuple[int, ...] = ()  # what the output may turn out to be, for the drafter of that name
@@ -207,6 +212,11 @@ class Request:
         except TypeError as error:
             raise RequestError("the prompt must be a list of whole numbers, the token ids", param="prompt") from error
         object.__setattr__(self, "prompt", ids)
+        if not (isinstance(self.priority, int) and abs(self.priority) <= MAX_PRIORITY):
+            raise RequestError(
+                f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {_show(self.priority)}",
+                param="priority",
+            )
 
 
 @dataclass
@@ -243,6 +253,7 @@ class Sequence:
     num_computed: int = 0
     block_ids: MutableSequence[int] = field(default_factory=lambda: array("i"))  # a step copies it: an array is fast
     block_digests: list[bytes] = field(default_factory=list)  # prefix digests of its leading full blocks
+    prefix_digests: list[bytes] = field(default_factory=list)  # those computed so far of its tokens, with KV or without
     is_lossy: bool = False  # its drafts are verified by a rule that changes what is said
     fork_of: "Sequence | None" = None  # choice 0 of the same request, whose prompt this one shares
     seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed
@@ -251,6 +262,7 @@ class Sequence:
     stop_matcher: StopMatcher | None = None
     token_mask: TokenMask | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of the prompt's second token and those behind
     logits_hashes: list[bytes] = field(default_factory=list)
     drafted_by: list[str] = field(default_factory=list)  # per output token: whose draft it was, "" for the target's own
     stats: SequenceStats = field(default_factory=SequenceStats)
@@ -272,6 +284,13 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens known but not yet computed."""
         return len(self.tokens) - self.num_computed
+
+    def truncate(self, num_tokens: int) -> None:
+        """Drop what an append that failed left behind `num_tokens` tokens. The one exception from append-only: nobody
+        has seen them."""
+        del self.tokens[num_tokens:]
+        for record in (self.logprobs, self.logits_hashes, self.drafted_by):
+            del record[self.num_output :]
 
     @property
     def is_guided(self) -> bool:

@@ -8,14 +8,10 @@ import logging
 from dataclasses import replace
 
 from forerun.batch import Drawn, Outcome
+from forerun.errors import one_line
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 log = logging.getLogger(__name__)
-
-
-def one_line(error: Exception) -> str:
-    """An exception as a line of text for Sequence.error."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:

@@ -1,5 +1,6 @@
 """Allocator: the budget that learns. Draft nodes go where they bring the most tokens per second; none is a fine answer.
 
+    rests      nobody is asked for some steps after those that brought nothing (guard.py)
     room       few slots for sequences whose drafts are rarely worth it, none while the guard has speculation off
     asks       free drafters always, paid ones where that pays (paid.py), or to try them again (guard.py)
     calibrate  scores become probabilities of acceptance (calibration.py), the request's own experience included
@@ -22,7 +23,7 @@ from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.calibration import Calibration, RequestFactor
 from forerun.speculation.drafter import Ask, Drafter
-from forerun.speculation.guard import Probe, SpeedGuard
+from forerun.speculation.guard import Nap, Probe, SpeedGuard
 from forerun.speculation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
 from forerun.speculation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.tree import MAX_NODES, DraftTree
@@ -30,7 +31,7 @@ from forerun.speculation.tree import MAX_NODES, DraftTree
 MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
 GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
-PATIENCE = 6  # fruitless steps after which a sequence's free drafters are asked less often
+PATIENCE = 6  # fruitless steps after which free drafters are asked less often
 LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
@@ -105,15 +106,22 @@ class Allocator:
         self._calibrations: dict[str, Calibration] = {}
         self._paid: dict[str, _Paid] = {}
         self._explore = Probe(FIRST_EXPLORED)
+        self._nap = Nap(PATIENCE, LONGEST_NAP)
         self._draft_s = 0.0  # in this step so far
         self._num_rooms = 0.0  # steps in which room was asked for, about
 
     # ---- before the proposals ----
 
-    def room(self, sequence: Sequence, num_decoding: int) -> int:
+    def rests(self, num_decoding: int) -> bool:
         if self.guard.is_off:
-            self.decisions[GUARD] += 1
-            return 0
+            self.decisions[GUARD] += num_decoding
+            return True
+        if not self._paid and self._nap.begins(num_decoding):
+            self.decisions[NAP] += num_decoding
+            return True
+        return False
+
+    def room(self, sequence: Sequence, num_decoding: int) -> int:
         self._num_rooms += 1 / num_decoding
         request = self._request(sequence.id)
         if request.nap > 0 and not self._paid and not sequence.is_guided:
@@ -230,6 +238,10 @@ class Allocator:
         else:
             choice = _nothing(trees)
             self._since_plain, self._draft_s = 0, 0.0
+        if choice.num_nodes:
+            self._nap.wake()
+        else:
+            self._nap.fruitless()
         chosen: list[DraftTree] = []
         for sequence, room, tree, rows in zip(sequences, rooms, trees, choice.rows, strict=True):
             if room <= 0:
@@ -246,9 +258,9 @@ class Allocator:
                 chosen.append(tree.keep(rows))
                 continue
             request.idle += 1
-            # Sequences that nap wake up together: most steps then need no drafter at all.
-            period = min(LONGEST_NAP, 1 << max(0, (request.idle - PATIENCE) // 2))
-            request.nap = period - 1 - int(self._num_rooms) % period
+            if choice.num_nodes:  # some pay, this one does not; those that nap wake up together
+                period = min(LONGEST_NAP, 1 << max(0, (request.idle - PATIENCE) // 2))
+                request.nap = period - 1 - int(self._num_rooms) % period
             if len(tree.tokens) == 1:
                 self.decisions[NO_PROPOSALS] += 1
                 chosen.append(tree)
@@ -318,6 +330,7 @@ class Allocator:
             num_rows = outcome.tree.num_nodes if tree.draft_probs else None
             if outcome.tokens and tree.child(0, outcome.tokens[0]) is not None:
                 request.idle = 0
+                self._nap.stir()
             self._calibration(name).observe(tree, outcome.tokens, request.factors[name], num_rows)
         request.proposals.clear()
 
@@ -350,6 +363,7 @@ class Allocator:
 
     def end(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)
+        self._nap.stir()
 
     # ---- state ----
 
