@@ -134,6 +134,20 @@ class StreamChunk:
         return "".join(text for text, _ in self.pieces)
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What few requests have.
+
+    make_token_mask  a grammar's masks, see grammar.GrammarCompiler
+    prediction       token ids of what the output may turn out to be: drafts
+    shown            control tokens whose text is part of the output
+    """
+
+    make_token_mask: Callable[[], TokenMask] | None = None
+    prediction: tuple[int, ...] = ()
+    shown: frozenset[int] = frozenset()
+
+
 def make_request(
     tokenizer: Tokenizer,
     prompt: Prompt,
@@ -143,6 +157,7 @@ def make_request(
     salt: str = "",
     continues: bool | None = None,
     priority: int = 0,
+    extras: Extras = Extras(),
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
@@ -151,8 +166,15 @@ def make_request(
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
-    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
+    Raises RequestError for a prompt that is no list of whole numbers and for an option that a grammar rules out,
+    UsageError for invalid Unicode.
     """
+    if extras.make_token_mask is not None:
+        for param in ("ignore_eos", "min_tokens"):
+            if getattr(params, param):
+                raise RequestError(
+                    f"{param} cannot be kept under a grammar, which says where the text ends", param=param
+                )
     is_text = isinstance(prompt, str)
     ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     goes_on = is_text if continues is None else continues
@@ -163,7 +185,9 @@ def make_request(
         eos_ids=tokenizer.eos_ids,
         salt=salt,
         priority=priority,
-        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on, shown=extras.shown),
+        make_token_mask=extras.make_token_mask,
+        prediction=extras.prediction,
     )
 
 
@@ -173,6 +197,12 @@ def under_grammar(request: Request, make_token_mask: Callable[[], TokenMask]) ->
         if getattr(request.params, param):
             raise RequestError(f"{param} has no place under a grammar, which says where the text ends", param=param)
     return replace(request, make_token_mask=make_token_mask)
+
+
+def predicting(request: Request, tokenizer: Tokenizer, prediction: Prompt) -> Request:
+    """The request with what its text may turn out to be, which the drafter `prediction` drafts from."""
+    ids = tokenizer.encode(prediction, special=False) if isinstance(prediction, str) else prediction
+    return replace(request, prediction=tuple(ids))
 
 
 def showing(request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> Request:

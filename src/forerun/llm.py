@@ -11,13 +11,13 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import Any
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
 from forerun.generation import (
@@ -28,6 +28,7 @@ from forerun.generation import (
     drafters_of_pieces,
     live_text,
     make_request,
+    predicting,
     under_grammar,
 )
 from forerun.grammar.compiler import GrammarCompiler
@@ -96,7 +97,7 @@ class LLM:
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
-        self._threads = threads
+        self._threads, self._kv_format = threads, options.kv_format
         self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
@@ -105,9 +106,11 @@ class LLM:
         self.grammars = GrammarCompiler(self.tokenizer)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._opened = OpenedModel(str(path), self.model, self.tokenizer)
-        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
+        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size)
         self._load(options, config, drafters, report)
         self._configure(config, drafters, options)
+        if options.check_drafters:
+            check_drafters(self)
 
     # ---- what it is ----
 
@@ -197,7 +200,7 @@ class LLM:
             raise UsageError("stream yields one choice: use generate for n > 1")
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        return self._stream(self._request(0, prompt, params, (grammar, prediction)))  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, (grammar, prediction), ""))  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -230,7 +233,7 @@ class LLM:
         report: Callable[[str], Progress],
     ) -> None:
         spec = self.model.spec
-        stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
@@ -261,6 +264,7 @@ class LLM:
             target=self._opened,
             backend=self._backend,
             open_model=open_for_drafting,
+            kv_format=self._kv_format,
             layout=layout,
             max_model_len=self._wish.max_model_len or min(self.model.spec.max_context, DEFAULT_MODEL_LEN),
             max_num_seqs=options.max_num_seqs,
@@ -287,7 +291,7 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
             ),
-            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codecs, options.prefix_caching),
         )
         vocab_size = self.model.spec.vocab_size
         guides = make_guides(drafters) if config.verification == "coupled" else []
@@ -310,7 +314,7 @@ class LLM:
         if learns and self._cost is None:
             probes = 0 if self._profile else min(options.max_rows, options.max_outputs, self.max_model_len)
             self._cost = open_cost(host, self._threads, probes)
-        return make_budget(config, self._backend.row_tile, self.max_model_len, self._cost if learns else None)
+        return make_budget(config, host, self.max_model_len, self._cost if learns else None)
 
     def reconfigure(
         self,
@@ -329,7 +333,7 @@ class LLM:
             raise UsageError("the engine has unfinished requests: finish or close them first")
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
-        stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", self.model.spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         captures = plan_captures(drafters, self._host(config, options, None))
         if captures != self._captures:
             self._backend.load(self.model, self._limits, captures=captures)
@@ -344,14 +348,10 @@ class LLM:
 
     # ---- requests ----
 
-    def _request(
-        self, index: int, prompt: Prompt, params: SamplingParams | None, guide: _Guide, salt: str = ""
-    ) -> Request:
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, guide: _Guide, salt: str) -> Request:
         request = make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
         grammar, predicted = guide
-        if predicted:
-            ids = self.tokenizer.encode(predicted, special=False) if isinstance(predicted, str) else predicted
-            request = replace(request, prediction=tuple(ids))
+        request = predicting(request, self.tokenizer, predicted)
         return request if grammar is None else under_grammar(request, self.grammars.compile(grammar))
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:

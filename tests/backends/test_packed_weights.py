@@ -72,7 +72,7 @@ def test_rows_of_a_packed_matrix_are_the_files(name):
     out = _native.View(program.add_buffer(inputs, True), 0, inputs)
     program.select_outputs(rows, out)
     program.finish(out)
-    run(program, _native.KvStore(TABLES[0], 64, 16, "fp32", [(1, 1)]), plain_batch(outputs))
+    run(program, _native.KvStore(TABLES[0], 64, 16, [(1, 1, "fp32")]), plain_batch(outputs))
     np.testing.assert_array_equal(program.logits()[:outputs], values_of(name, blocks, inputs))
 
 

@@ -39,7 +39,7 @@ class TestFits:
 
     def refuse(self, num_prompt, max_tokens, num_blocks=4, max_model_len=256):
         scheduler = Scheduler(
-            SchedulerConfig(64, 64, 8, max_model_len), CacheConfig(num_blocks, 16, "fp32"), StepTime()
+            SchedulerConfig(64, 64, 8, max_model_len), CacheConfig(num_blocks, 16, ("fp32",)), StepTime()
         )
         with pytest.raises(RequestError) as caught:
             scheduler.check_fits(num_prompt, max_tokens)

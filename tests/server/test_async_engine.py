@@ -1,6 +1,7 @@
 """AsyncEngine on an event loop of its own: commands are answered, streams end, whatever happens and in any order."""
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -91,10 +92,8 @@ def test_a_submit_that_is_cancelled_leaves_nothing(llm, delay):
             task = asyncio.ensure_future(engine.submit(request(llm, max_tokens=900)))
             await asyncio.sleep(delay)
             task.cancel()
-            try:
+            with contextlib.suppress(asyncio.CancelledError):
                 (await task).close()  # it was faster
-            except asyncio.CancelledError:
-                pass
         assert await engine.drain(20)
 
     drive(llm, scenario)
@@ -265,7 +264,7 @@ def test_a_closed_inbox_refuses_everything_exactly_once():
     for number in range(8):
 
         def put(number=number):
-            for index in range(200):
+            for _ in range(200):
                 if not inbox.put(Command(lambda: done.append(1), lambda: refused.append(1))):
                     refused.append(1)
 

@@ -82,7 +82,10 @@ class _Step(NamedTuple):
 
 
 class Allocator:
-    """A Budget. cost: learned in place; keep: called now and then so that what was learned is not lost."""
+    """A Budget. keep: called now and then so that what was learned is not lost.
+
+    cost, calibrations  learned in place; calibrations by drafter's name, of unknown drafters added
+    """
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class Allocator:
         max_model_len: int,
         cost: StepCost,
         keep: Callable[[StepCost], None] | None = None,
+        calibrations: dict[str, Calibration] | None = None,
     ) -> None:
         self.decisions: Counter[str] = Counter()
         self.cost = cost
@@ -103,7 +107,7 @@ class Allocator:
         self._steps: list[_Step] = []
         self._since_plain = 0
         self._requests: dict[int, _Request] = {}
-        self._calibrations: dict[str, Calibration] = {}
+        self._calibrations = calibrations if calibrations is not None else {}
         self._paid: dict[str, _Paid] = {}
         self._explore = Probe(FIRST_EXPLORED)
         self._nap = Nap(PATIENCE, LONGEST_NAP)

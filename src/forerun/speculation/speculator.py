@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
 from forerun.errors import RequestError
+from forerun.sampling.grammar import cut_to_grammar
 from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
@@ -53,6 +54,7 @@ class SpeculationStats:
     accepted: int = 0
     bonus: int = 0
     dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
+    refused_nodes: int = 0  # forbidden by the request's grammar, and what hung below them
     drafter_errors: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
@@ -211,6 +213,7 @@ class Speculator:
         return active if wanted is None else tuple(drafter for drafter in active if drafter.name == wanted)
 
     def _those_for(self, sequence: Sequence) -> tuple[Drafter, ...]:
+        """Drafters that are told of the sequence, also those that are switched off."""
         return self.guides + self.drafters if sequence.is_guided else self.drafters
 
     def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
@@ -221,7 +224,7 @@ class Speculator:
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
                 self._has_proposals = True
-                tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+                tree = self._allowed_of(ask.sequence, self._sound(tree)).prune(ask.max_nodes, ask.max_depth)
                 tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
                     trees[i] = tree
@@ -284,6 +287,15 @@ class Speculator:
         keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
         self.stats.dropped_nodes += len(tree) - 1 - len(keep)
         return tree.keep(keep)
+
+    def _allowed_of(self, sequence: Sequence, tree: DraftTree) -> DraftTree:
+        """The tree without nodes that the request's grammar forbids. Drawn trees stay whole: which of their nodes are
+        verified may not depend on what was drawn."""
+        if sequence.token_mask is None or tree.draft_probs:
+            return tree
+        kept = cut_to_grammar(sequence, tree)
+        self.stats.refused_nodes += tree.num_nodes - kept.num_nodes
+        return kept
 
 
 def committed_rows(batch: Batch, index: int, outcome: Outcome | None) -> list[int]:
