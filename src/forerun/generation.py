@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.errors import RequestError
 from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob, TokenMask
@@ -189,6 +189,26 @@ def make_request(
         make_token_mask=extras.make_token_mask,
         prediction=extras.prediction,
     )
+
+
+def under_grammar(request: Request, make_token_mask: Callable[[], TokenMask]) -> Request:
+    """The request, whose text a grammar rules. Raises RequestError for an option that it rules out."""
+    for param in ("ignore_eos", "min_tokens"):
+        if getattr(request.params, param):
+            raise RequestError(f"{param} has no place under a grammar, which says where the text ends", param=param)
+    return replace(request, make_token_mask=make_token_mask)
+
+
+def predicting(request: Request, tokenizer: Tokenizer, prediction: Prompt) -> Request:
+    """The request with what its text may turn out to be, which the drafter `prediction` drafts from."""
+    ids = tokenizer.encode(prediction, special=False) if isinstance(prediction, str) else prediction
+    return replace(request, prediction=tuple(ids))
+
+
+def showing(request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> Request:
+    """An answer's request, with the text of these control tokens in its text."""
+    stop = request.params.stop
+    return replace(request, make_stop_matcher=lambda: LiveText(tokenizer, stop, shown=shown))
 
 
 def live_text(sequence: Sequence) -> LiveText:

@@ -11,6 +11,7 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
@@ -20,7 +21,6 @@ from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
 from forerun.generation import (
-    Extras,
     Generation,
     Prompt,
     StreamChunk,
@@ -28,6 +28,8 @@ from forerun.generation import (
     drafters_of_pieces,
     live_text,
     make_request,
+    predicting,
+    under_grammar,
 )
 from forerun.grammar.compiler import GrammarCompiler
 from forerun.grammar.source import Grammar
@@ -62,7 +64,8 @@ from forerun.text.chat import ChatTemplate
 DEFAULT_MODEL = "smollm2-135m"
 OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+_Guide = tuple[Grammar | None, Prompt]  # grammar and prediction of a request
 
 __all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions"]
 
@@ -156,8 +159,8 @@ class LLM:
         Raises RequestError when a prompt or an option cannot be honoured; then nothing was generated.
         """
         many = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        extras = self.extras(grammar, prediction)
-        requests = [self._request(index, prompt, params, extras, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
+        guide = (grammar, prediction)
+        requests = [self._request(index, prompt, params, guide, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
         added: list[list[Sequence]] = []
         try:
             for request in requests:
@@ -197,7 +200,7 @@ class LLM:
             raise UsageError("stream yields one choice: use generate for n > 1")
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        return self._stream(self._request(0, prompt, params, self.extras(grammar, prediction), ""))  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, (grammar, prediction), ""))  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -345,15 +348,11 @@ class LLM:
 
     # ---- requests ----
 
-    def extras(self, grammar: Grammar | None = None, prediction: Prompt = "") -> Extras:
-        """What a request carries beside its prompt. A grammar is compiled, which may take long. Raises RequestError."""
-        ids = self.tokenizer.encode(prediction, special=False) if isinstance(prediction, str) else prediction
-        make_mask = None if grammar is None else self.grammars.compile(grammar)
-        return Extras(make_mask, tuple(ids))
-
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, extras: Extras, salt: str) -> Request:
-        params = params or SamplingParams()
-        return make_request(self.tokenizer, prompt, params, id=str(index), salt=salt, extras=extras)
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, guide: _Guide, salt: str) -> Request:
+        request = make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
+        grammar, predicted = guide
+        request = predicting(request, self.tokenizer, predicted)
+        return request if grammar is None else under_grammar(request, self.grammars.compile(grammar))
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
         for sequence in sequences:

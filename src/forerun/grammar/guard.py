@@ -1,8 +1,8 @@
 """GrammarGuard: a stranger's grammar is compiled in a process of its own first, so that it can be stopped.
 
-Some short grammars take hours or gigabytes: the intersection of twenty patterns, a `multipleOf` of nine digits. A thread
-cannot be ended, a process can. It compiles without the model's tokens, which takes as long within a few milliseconds,
-because what explodes is the grammar. It stays for the next grammar, and ends with its parent.
+Some short grammars take hours or gigabytes: the intersection of twenty patterns, a `multipleOf` of nine digits. A
+thread cannot be ended, a process can. It compiles without the model's tokens, which takes as long within a few
+milliseconds, because what explodes is the grammar. It stays for the next grammar, and ends with its parent.
 """
 
 import json
@@ -31,7 +31,7 @@ class GrammarGuard:
         self._answers: SimpleQueue[str] = SimpleQueue()
 
     def check(self, grammar: Grammar) -> None:
-        """Return when the grammar can be compiled. Raises RequestError when it cannot, or takes more than the limits."""
+        """Return when the grammar can be compiled. Raises RequestError when it cannot be, within the limits."""
         with self._lock:
             process = self._running()
             wrong = self._ask(process, grammar)
@@ -63,7 +63,8 @@ class GrammarGuard:
     def _running(self) -> "subprocess.Popen[str]":
         if self._process is None or self._process.poll() is not None:
             self._stop()
-            self._answers = answers = SimpleQueue()
+            answers: SimpleQueue[str] = SimpleQueue()
+            self._answers = answers
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", "forerun.grammar.trial", str(self._memory_limit), str(self._time_limit_s)],
                 stdin=subprocess.PIPE,

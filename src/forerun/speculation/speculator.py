@@ -73,7 +73,7 @@ class Speculator:
         self.budget = budget
         self._vocab_size = vocab_size
         self.failures = DraftFailures()
-        self._use(self.drafters)
+        self._use(self.guides + self.drafters)
         self._has_proposals = False  # in this step
         self._num_quiet = 0  # steps without proposals since the budget last saw one
         self._rests = False  # nobody is asked in the coming step
@@ -85,6 +85,7 @@ class Speculator:
     def _use(self, drafters: Seq[Drafter]) -> None:
         """Draft with these from now on; requests may still name the others, and are decoded plainly."""
         self._active = tuple(drafters)
+        self._unguided = tuple(drafter for drafter in drafters if drafter not in self.guides)
         self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
         self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
 
@@ -138,8 +139,7 @@ class Speculator:
         self._has_proposals = False
         if not self._active or not any(rooms):
             return trees
-        guides = self.guides if any(sequence.is_guided for sequence in sequences) else ()
-        for drafter in (*guides, *self._active):
+        for drafter in self._active if any(sequence.is_guided for sequence in sequences) else self._unguided:
             allowed = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
             asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
             if asks:
@@ -170,7 +170,8 @@ class Speculator:
             self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
-        self._rests = self.budget.rests(len(outcomes))
+        # What a request says of its own text is asked for at every step: it costs next to nothing and is mostly right.
+        self._rests = self.budget.rests(len(outcomes)) and not any(sequence.is_guided for sequence in sequences)
         self._observe_s = time.perf_counter() - start
 
     def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
@@ -208,8 +209,8 @@ class Speculator:
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
         wanted = sequence.params.speculation.drafter
-        those = self.guides + self._active if sequence.is_guided else self._active
-        return those if wanted is None else tuple(drafter for drafter in those if drafter.name == wanted)
+        active = self._active if sequence.is_guided else self._unguided
+        return active if wanted is None else tuple(drafter for drafter in active if drafter.name == wanted)
 
     def _those_for(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that are told of the sequence, also those that are switched off."""
