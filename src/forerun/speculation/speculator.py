@@ -170,7 +170,8 @@ class Speculator:
             self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
-        self._rests = self.budget.rests(len(outcomes))
+        # What a request says of its own answer is nearly always right, so where one does, all are awake.
+        self._rests = not any(sequence.is_guided for sequence in sequences) and self.budget.rests(len(outcomes))
         self._observe_s = time.perf_counter() - start
 
     def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
