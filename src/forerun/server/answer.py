@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.sequence import TokenLogprob
 from forerun.server.errors import ApiError, failure_of
 from forerun.server.streams import StreamGroup

@@ -7,7 +7,7 @@ document of a whole answer is the one that the last event of a stream carries.
 import time
 from typing import Any
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.sequence import Request
 from forerun.server.answer import logprob_entry, speculation, token_detail, usage
 from forerun.server.errors import failure_of

@@ -4,7 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.errors import one_line
-from forerun.generation import Choice, GenerationStats, choice_of, live_text, prompt_logprobs_of
+from forerun.generation import choice_of, live_text, prompt_logprobs_of
+from forerun.results import Choice, GenerationStats
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 

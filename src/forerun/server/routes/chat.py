@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.server.answer import Answer, collect, logprob_entry, speculation, token_detail, usage
 from forerun.server.asking import chat_request
 from forerun.server.documented import generating

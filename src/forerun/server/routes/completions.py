@@ -8,7 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from forerun.generation import Choice, Prompt
+from forerun.generation import Prompt
+from forerun.results import Choice
 from forerun.server.answer import Answer, collect, speculation, token_detail, usage
 from forerun.server.asking import completion_requests
 from forerun.server.completion_logprobs import CompletionLogprobs, join_lists
