@@ -43,7 +43,7 @@ def test_drafted_tokens_are_tinted_and_told_in_the_legend(open_page: OpenPage):
     answered(page)
     assert page.locator(f"{ANSWER} .tok.tinted").count() > 0
     assert page.locator(f"{ANSWER} .tok:not(.tinted)").count() > 0
-    expect(page.locator(".legend").last).to_have_text(re.compile(r"ngram \d+ \(.+\)model \d+ \(.+\)"))
+    expect(page.locator(".facts .legend").last).to_have_text(re.compile(r"ngram \d+ \(.+\)model \d+ \(.+\)"))
 
 
 def test_a_token_tells_probability_and_source(open_page: OpenPage):
