@@ -92,9 +92,14 @@ class Engine:
 
     # ---- requests ----
 
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError when a request can never be served; nothing is queued."""
+        self._check(request)
+        self.speculator.check(request)
+
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its `n` sequences. Raises RequestError when it can never be served."""
-        self._check(request)
+        self.check_request(request)
         params = request.params
         seed = params.seed if params.seed is not None else random_seed()
         sequences: list[Sequence] = []
@@ -114,7 +119,6 @@ class Engine:
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)
-        self.speculator.check(sequences[0])
         for sequence in sequences:  # all or none: a stop matcher that cannot be made leaves nothing behind
             self.scheduler.add(sequence)
             self.speculator.begin(sequence)
@@ -134,6 +138,12 @@ class Engine:
         self.stats.last_error = one_line(error)
         self.scheduler.reset()
         return [self._fail(sequence, error) for sequence in running]
+
+    @property
+    def verification(self) -> dict[str, str | bool]:
+        """How drafts are verified, and what that promises."""
+        verifier = self._verifier
+        return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
 
     @property
     def has_work(self) -> bool:

@@ -1,9 +1,11 @@
 """From a prompt to a request, and from finished sequences to what a caller gets: generations, choices, statistics."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob
+from forerun.errors import RequestError
+from forerun.sequence import FinishReason, Request, SamplingParams, Sequence, TokenLogprob, TokenMask
 from forerun.text.detokenizer import LiveText
 from forerun.text.tokenizer import Tokenizer
 
@@ -17,6 +19,7 @@ class GenerationStats:
     steps                   steps that yielded tokens; num_tokens / steps is the mean accepted length
     drafted, accepted       draft nodes verified, and those that became output
     drafted_at, accepted_at the same by depth: entry d counts drafts that reached depth d + 1
+    accepted_by, verified_by  the same by drafter
     cached_prompt_tokens    prompt tokens whose KV came from the prefix cache
     time_to_first_token_s   from the request's arrival to its first token, waiting included
     time_per_token_s        between the first and the last token, per token after the first
@@ -31,6 +34,7 @@ class GenerationStats:
     drafted_at: tuple[int, ...]
     accepted_at: tuple[int, ...]
     accepted_by: dict[str, int]
+    verified_by: dict[str, int]
     cached_prompt_tokens: int
     preemptions: int
     time_to_first_token_s: float
@@ -58,6 +62,7 @@ class GenerationStats:
             drafted_at=tuple(stats.drafted_at),
             accepted_at=tuple(stats.accepted_at),
             accepted_by=dict(stats.accepted_by),
+            verified_by=dict(stats.verified_by),
             cached_prompt_tokens=stats.cached_prompt_tokens,
             preemptions=stats.preemptions,
             time_to_first_token_s=first - stats.arrived_s,
@@ -78,7 +83,7 @@ class Choice:
     seed: int  # repeats this generation when given as SamplingParams.seed, under coupled verification
     stats: GenerationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # from the second token on; in choice 0 only
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt, from its second token on
     logits_hashes: tuple[bytes, ...] = ()
     error: str = ""
 
@@ -129,6 +134,20 @@ class StreamChunk:
         return "".join(text for text, _ in self.pieces)
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What few requests have.
+
+    make_token_mask  a grammar's masks, see grammar.GrammarCompiler
+    prediction       token ids of what the output may turn out to be: drafts
+    shown            control tokens whose text is part of the output
+    """
+
+    make_token_mask: Callable[[], TokenMask] | None = None
+    prediction: tuple[int, ...] = ()
+    shown: frozenset[int] = frozenset()
+
+
 def make_request(
     tokenizer: Tokenizer,
     prompt: Prompt,
@@ -138,6 +157,7 @@ def make_request(
     salt: str = "",
     continues: bool | None = None,
     priority: int = 0,
+    extras: Extras = Extras(),
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
@@ -146,8 +166,15 @@ def make_request(
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
-    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
+    Raises RequestError for a prompt that is no list of whole numbers and for an option that a grammar rules out,
+    UsageError for invalid Unicode.
     """
+    if extras.make_token_mask is not None:
+        for param in ("ignore_eos", "min_tokens"):
+            if getattr(params, param):
+                raise RequestError(
+                    f"{param} cannot be kept under a grammar, which says where the text ends", param=param
+                )
     is_text = isinstance(prompt, str)
     ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     goes_on = is_text if continues is None else continues
@@ -158,8 +185,30 @@ def make_request(
         eos_ids=tokenizer.eos_ids,
         salt=salt,
         priority=priority,
-        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on, shown=extras.shown),
+        make_token_mask=extras.make_token_mask,
+        prediction=extras.prediction,
     )
+
+
+def under_grammar(request: Request, make_token_mask: Callable[[], TokenMask]) -> Request:
+    """The request, whose text a grammar rules. Raises RequestError for an option that it rules out."""
+    for param in ("ignore_eos", "min_tokens"):
+        if getattr(request.params, param):
+            raise RequestError(f"{param} has no place under a grammar, which says where the text ends", param=param)
+    return replace(request, make_token_mask=make_token_mask)
+
+
+def predicting(request: Request, tokenizer: Tokenizer, prediction: Prompt) -> Request:
+    """The request with what its text may turn out to be, which the drafter `prediction` drafts from."""
+    ids = tokenizer.encode(prediction, special=False) if isinstance(prediction, str) else prediction
+    return replace(request, prediction=tuple(ids))
+
+
+def showing(request: Request, tokenizer: Tokenizer, shown: frozenset[int]) -> Request:
+    """An answer's request, with the text of these control tokens in its text."""
+    stop = request.params.stop
+    return replace(request, make_stop_matcher=lambda: LiveText(tokenizer, stop, shown=shown))
 
 
 def live_text(sequence: Sequence) -> LiveText:
@@ -187,13 +236,14 @@ def choice_of(sequence: Sequence) -> Choice:
         seed=sequence.seed,
         stats=GenerationStats.of(sequence),
         logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
-        prompt_logprobs=_prompt_logprobs(sequence),
+        prompt_logprobs=prompt_logprobs_of(sequence),
         logits_hashes=tuple(sequence.logits_hashes),
         error=sequence.error,
     )
 
 
-def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
-    if sequence.params.prompt_logprobs is None or sequence.choice > 0:
+def prompt_logprobs_of(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities of the prompt that a sequence shares with its siblings, None when nobody asked."""
+    if sequence.params.prompt_logprobs is None:
         return None
-    return tuple(sequence.prompt_logprobs)
+    return tuple((sequence.fork_of or sequence).prompt_logprobs)

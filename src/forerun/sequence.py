@@ -204,6 +204,7 @@ class Request:
     priority: int = 0  # lower goes first; see scheduler/queue
     make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
     make_token_mask: Callable[[], TokenMask] | None = None  # one for each choice, standing behind the prompt
+    prediction: tuple[int, ...] = ()  # what the output may turn out to be, for the drafter of that name
 
     def __post_init__(self) -> None:
         try:
@@ -228,6 +229,9 @@ class SequenceStats:
     drafted_at: list[int] = field(default_factory=list)  # [depth - 1] drafts that reached this depth
     accepted_at: list[int] = field(default_factory=list)  # [depth - 1] of those, accepted
     accepted_by: dict[str, int] = field(default_factory=dict)  # drafter -> accepted tokens
+    verified_by: dict[str, int] = field(
+        default_factory=dict
+    )  # drafter -> its nodes that were verified, accepted or not
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     arrived_s: float = 0.0
@@ -287,6 +291,11 @@ class Sequence:
         del self.tokens[num_tokens:]
         for record in (self.logprobs, self.logits_hashes, self.drafted_by):
             del record[self.num_output :]
+
+    @property
+    def is_guided(self) -> bool:
+        """True when the request itself says something of what will come: drafts cost next to nothing then."""
+        return self.token_mask is not None or bool(self.request.prediction)
 
     @property
     def is_finished(self) -> bool:

@@ -11,7 +11,7 @@ from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import Sequence
 
-MIN_ROWS = 4  # that prompts advance per step, all together, however long the step is predicted to take
+MIN_ROWS = 1  # that prompts advance per step, all together, however long the step is predicted to take
 
 
 def rows_beside(decoding: Seq[Sequence], prefilling: Seq[Sequence], step_time: StepTime, slowdown: float) -> int:

@@ -79,7 +79,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._cache = cache
         self._matches: dict[int, tuple[int, PrefixMatch]] = {}  # waiting sequence -> version of the index, its match
-        self.index = PrefixIndex(cache.block_size, cache.codec)
+        self.index = PrefixIndex(cache.block_size, cache.codecs)
         self.pool = BlockPool(cache.num_blocks, on_reuse=self.index.forget)
 
     # ---- requests come and go ----

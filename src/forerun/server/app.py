@@ -1,9 +1,8 @@
 """build_app: the routes, the error answers and the life of the engine's thread, as one ASGI application."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +18,20 @@ from forerun.server.config import ServerConfig
 from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.errors import ApiError, api_error
 from forerun.server.operations import Operations
-from forerun.server.routes import chat, dashboard, health, metrics, models, page
+from forerun.server.problems import refusal
+from forerun.server.routes import (
+    capabilities,
+    chat,
+    completions,
+    dashboard,
+    health,
+    metrics,
+    models,
+    page,
+    refused,
+    responses,
+    tokens,
+)
 from forerun.server.service import Service
 
 
@@ -43,8 +55,8 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
             await asyncio.to_thread(running.tracer.close)
 
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for router in (chat.router, models.router, health.router, metrics.router, dashboard.router, page.router):
-        app.include_router(router)
+    for part in (chat, completions, responses, models, tokens, capabilities, health, metrics, dashboard, page, refused):
+        app.include_router(part.router)
     _answer_errors(app)
     running.add_middlewares(app)
     return app
@@ -61,21 +73,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        param, message, code = _first_problem(error.errors())
-        return error_response(ApiError(400, message, param=param, code=code))
+        return error_response(refusal(error.errors(), error.body))
 
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> JSONResponse:
         return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
-
-
-def _first_problem(problems: Sequence[Any]) -> tuple[str | None, str, str]:
-    """(param, message, code) of the first thing that is wrong with a body."""
-    problem = problems[0]
-    place = [part for part in problem["loc"] if part != "body"]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or None
-    if problem["type"] == "extra_forbidden":
-        return param, f"{param} is not an option here: leave it out", "unknown_parameter"
-    if problem["type"] == "missing":
-        return param, f"{param or 'the body'} is required", "missing_required_parameter"
-    return param, f"{param or 'the body'}: {problem['msg']}", "invalid_value"

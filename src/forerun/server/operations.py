@@ -5,6 +5,7 @@ A request passes them in this order:
     observing -> CORS -> access -> body limit -> routes
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from forerun.llm import LLM
 from forerun.server.access import Access, AccessMiddleware
 from forerun.server.accounting import AccountedEngine, Ledger
+from forerun.server.async_engine import EngineObserver
 from forerun.server.body_limit import BodyLimit
 from forerun.server.config import ServerConfig
 from forerun.server.dashboard import StepRecorder
@@ -38,14 +40,14 @@ class Operations:
     ledger: Ledger = field(default_factory=Ledger)
     recorder: StepRecorder = field(default_factory=StepRecorder)
 
-    def make_engine(self, llm: LLM) -> AccountedEngine:
-        """The engine's thread, watched; not started."""
+    def make_engine(self, llm: LLM, observers: Seq[EngineObserver] = ()) -> AccountedEngine:
+        """The engine's thread, watched, by `observers` too; not started."""
         watch = EngineWatch(self.metrics, self.ledger.ended, with_text=self.config.log_prompts)
         engine = AccountedEngine(
             llm,
             self.ledger,
             max_waiting=self.config.max_waiting,
-            observers=[watch, self.recorder],
+            observers=[watch, self.recorder, *observers],
             log_prompts=self.config.log_prompts,
         )
         self.metrics.registry.register(EngineCollector(llm, engine, self.config.served_model))

@@ -32,6 +32,11 @@ class Service:
         """Seconds since the start."""
         return time.monotonic() - self.started_s
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that clients may use for it, the first one first."""
+        return tuple(dict.fromkeys((self.config.served_model, *self.config.model_aliases)))
+
 
 @dataclass(frozen=True)
 class Tenant:

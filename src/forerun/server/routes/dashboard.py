@@ -12,6 +12,7 @@ from forerun.server.dashboard import INTERVAL_S
 from forerun.server.dashboard_feed import SharedSampling
 from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.sse import stream_response
+from forerun.server.streams import StreamGroup
 
 RECENT_INTERVALS = 12  # in every sample of the stream, so that who misses some samples misses no interval
 
@@ -56,4 +57,4 @@ async def dashboard(watched: Watched) -> JSONResponse:
 @router.get("/v1/dashboard/stream", response_model=None)
 async def dashboard_stream(watched: Watched) -> Response:
     """Snapshots as server-sent events, four a second, until the client leaves or the server stops."""
-    return stream_response(watched.documents())
+    return stream_response(watched.documents(), StreamGroup(()))

@@ -49,9 +49,8 @@ def _document(service: Service) -> dict[str, Any]:
         "uptime_s": round(service.uptime_s, 3),
         "generations": {"open": service.engine.num_open, "max": service.engine.max_open},
         "engine": asdict(state),
-        "steps": {"failed": llm.engine.stats.failed_steps},
         "drafter_errors": speculation.stats.drafter_errors,
         "numerics_id": llm.numerics_id,
-        "kv_format": llm.kv_layout.codec,
+        "kv_format": llm.kv_layout.stacks[0].codec,
         "speculation": speculation.drafter_name,
     }
