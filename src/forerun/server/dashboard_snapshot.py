@@ -136,6 +136,7 @@ def _request(sequence: Sequence, state: str) -> dict[str, Any]:
         "blocks": len(sequence.block_ids),
         "drafted": stats.drafted,
         "accepted": stats.accepted,
+        "first_token_s": None if stats.first_token_s is None else round(stats.first_token_s - stats.arrived_s, 4),
         "tokens_per_s": round((sequence.num_output - 1) / since_first, 2) if since_first > 0.05 else None,
         "age_s": round(now - stats.arrived_s, 2),
     }

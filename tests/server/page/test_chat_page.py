@@ -43,7 +43,7 @@ def test_drafted_tokens_are_tinted_and_told_in_the_legend(open_page: OpenPage):
     answered(page)
     assert page.locator(f"{ANSWER} .tok.tinted").count() > 0
     assert page.locator(f"{ANSWER} .tok:not(.tinted)").count() > 0
-    expect(page.locator(".legend").last).to_have_text(re.compile(r"ngram \d+ \(.+\)model \d+ \(.+\)"))
+    expect(page.locator(".facts .legend").last).to_have_text(re.compile(r"ngram \d+ \(.+\)model \d+ \(.+\)"))
 
 
 def test_a_token_tells_probability_and_source(open_page: OpenPage):
@@ -86,7 +86,7 @@ def test_the_switch_turns_speculation_off_and_both_speeds_stand_beside_it(open_p
 
 
 def test_compare_answers_twice_and_finds_the_answers_equal(open_page: OpenPage):
-    page = open_page(settings={"temperature": "1", "max_tokens": "40"})
+    page = open_page(settings={"temperature": "0", "max_tokens": "40"})
     bodies = []
     page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
     page.wait_for_selector("#status[data-state=up]")

@@ -14,7 +14,7 @@ def figure(page: Page, name: str) -> str:
 
 
 def test_it_moves(open_page: OpenPage, slow_server: Server):
-    page = open_page(hash="#dashboard")
+    page = open_page(hash="#/dashboard")
     expect(page.locator(".strip .figure")).to_have_count(6)
     expect(page.locator(".map")).to_have_attribute("aria-label", re.compile(r"Map of [\d,]+ blocks: 0 blocks in use"))
     messages = [{"role": "user", "content": "hello there"}]

@@ -58,10 +58,10 @@ def test_escape_stops(open_page: OpenPage):
     expect(page.locator(".facts").last).to_contain_text("stopped by you")
 
 
-@pytest.mark.parametrize("view", ["#chat", "#dashboard"])
+@pytest.mark.parametrize("view", ["#/chat", "#/dashboard"])
 def test_a_phone_scrolls_one_way_only(open_page: OpenPage, view):
     page = open_page(hash=view, viewport=PHONE, has_touch=True)
-    if view == "#chat":
+    if view == "#/chat":
         send(page, "hello")
         answered(page)
         page.click("text=Compare speeds")
@@ -71,6 +71,7 @@ def test_a_phone_scrolls_one_way_only(open_page: OpenPage, view):
     too_wide = """[...document.querySelectorAll('main *')].filter(e =>
         e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .table, [hidden], .hidden')).length"""
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    assert page.evaluate("document.querySelector('.bar').getBoundingClientRect().top") == 0
     assert page.evaluate(too_wide) == 0
 
 

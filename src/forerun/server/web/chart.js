@@ -65,15 +65,19 @@ export class Chart {
       const top = base.map((value, i) => value + (this.values[at][i] ?? 0));
       context.beginPath();
       top.forEach((value, i) => context.lineTo(x(i), y(value)));
-      const edge = new Path2D();
-      top.forEach((value, i) => edge.lineTo(x(i), y(value)));
+      const edge = new Path2D(); // where the series has something to show
+      for (let i = 1; i < top.length; i += 1) {
+        if (top[i] <= base[i] && top[i - 1] <= base[i - 1]) continue;
+        edge.moveTo(x(i - 1), y(top[i - 1]));
+        edge.lineTo(x(i), y(top[i]));
+      }
       for (let i = base.length - 1; i >= 0; i -= 1) context.lineTo(x(i), y(base[i]));
       context.fillStyle = context.strokeStyle = pageColour(colour);
       context.globalAlpha = this.series.length > 1 ? 0.55 : 0.16;
       context.fill();
       context.globalAlpha = 1;
       context.lineWidth = 1.5;
-      if (top.some((value, i) => value > base[i])) context.stroke(edge);
+      context.stroke(edge);
       top.forEach((value, i) => (base[i] = value));
     });
   }

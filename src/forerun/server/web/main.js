@@ -25,11 +25,13 @@ function watch() {
   dashboard.watch(!byId("dashboard").hidden && document.visibilityState === "visible");
 }
 
-const tabOfHash = () => tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash) ?? tabs[0];
+// With a slash it names no element, so that the browser does not scroll to one.
+const hashOf = (tab) => `#/${tab.getAttribute("aria-controls")}`;
+const tabOfHash = () => tabs.find((tab) => hashOf(tab) === location.hash) ?? tabs[0];
 
 for (const tab of tabs) {
   tab.addEventListener("click", () => {
-    history.replaceState(null, "", `#${tab.getAttribute("aria-controls")}`);
+    history.replaceState(null, "", hashOf(tab));
     select(tab);
   });
   tab.addEventListener("keydown", (event) => {
@@ -46,4 +48,4 @@ initSettings();
 initChat();
 select(tabOfHash());
 connect();
-if (!matchMedia("(pointer: coarse)").matches && location.hash !== "#dashboard") byId("prompt").focus();
+if (!matchMedia("(pointer: coarse)").matches && byId("dashboard").hidden) byId("prompt").focus();
