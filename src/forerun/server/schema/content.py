@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from forerun.server.schema.options import Schema
+from forerun.server.schema.base import Schema
 from forerun.server.schema.refused import unsupported_part
 
 
