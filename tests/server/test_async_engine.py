@@ -41,9 +41,9 @@ def drive(llm: LLM, scenario, **options):
         engine = AsyncEngine(llm, **options)
         engine.start()
         try:
-            return await asyncio.wait_for(scenario(engine), 60)
+            return await asyncio.wait_for(scenario(engine), 240)
         finally:
-            await asyncio.wait_for(engine.stop(), 20)
+            await asyncio.wait_for(engine.stop(), 60)
             assert engine.num_open == 0
 
     try:

@@ -1,6 +1,7 @@
 """Speculator and FixedBudget: whatever a drafter does, sound trees of the right size come out."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -237,3 +238,23 @@ class TestRequests:
     def test_a_name_that_is_not_loaded_is_refused(self):
         with pytest.raises(RequestError, match="not loaded"):
             self.run(drafter="medusa")
+
+
+class Sleepy(FixedBudget):
+    """A budget that wants to rest in every step."""
+
+    def rests(self, num_decoding):
+        return True
+
+
+@pytest.mark.parametrize(("prediction", "room"), [((), 0), ((7, 8), 3)])
+def test_a_budget_may_rest_but_not_where_a_request_guides_its_drafts(prediction, room):
+    budget = Sleepy(SpeculationConfig(max_depth=3), 256)
+    speculator = Speculator([RandomDrafter(VOCAB)], budget, VOCAB)
+    sequence = sequence_of()
+    sequence.request = replace(sequence.request, prediction=prediction)
+    assert speculator.room(sequence, 1) == 3
+    outcome = Outcome(DraftTree.root_only(3), (), (3,), (0,))
+    batch = SimpleNamespace(draws=[SimpleNamespace(first_output=0)])
+    speculator.observe([sequence], [outcome], batch, None, StepFacts(1, 4, 0.0, 1e-3, 1e-3))
+    assert speculator.room(sequence, 1) == room

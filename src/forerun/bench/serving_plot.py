@@ -1,10 +1,12 @@
 """Plots of `bench serve`, as PNG and SVG: throughput and latencies over the load. See bench/plot."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from forerun.bench.plot import LINE_COLOURS, save, tidy
+
+Run = Mapping[str, Any]
 
 
 def write_serving_plots(found: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -20,13 +22,9 @@ def load_figure(found: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 3)
     lines = (
-        (panels[0], "output tokens/s", [("", lambda run: run["tokens_per_s"])]),
-        (panels[1], "TTFT, ms", [(name, lambda run, name=name: _ms(run["ttft_s"][name])) for name in ("p50", "p95")]),
-        (
-            panels[2],
-            "inter-token, ms",
-            [(name, lambda run, name=name: _ms(run["inter_token_s"][name])) for name in ("p50", "p95", "p99")],
-        ),
+        (panels[0], "output tokens/s", [("", _throughput)]),
+        (panels[1], "TTFT, ms", [(name, _percentile("ttft_s", name)) for name in ("p50", "p95")]),
+        (panels[2], "inter-token, ms", [(name, _percentile("inter_token_s", name)) for name in ("p50", "p95", "p99")]),
     )
     for axes, title, series in lines:
         for kind, style in (("closed", "-"), ("open", "--")):
@@ -47,3 +45,12 @@ def load_figure(found: Mapping[str, Any]) -> Any:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
+
+
+def _throughput(run: Run) -> float | None:
+    found: float | None = run["tokens_per_s"]
+    return found
+
+
+def _percentile(times: str, name: str) -> Callable[[Run], float | None]:
+    return lambda run: _ms(run[times][name])

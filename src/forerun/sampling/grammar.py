@@ -118,7 +118,8 @@ def allowed_of(mask: Mask, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool
     """[len(tokens)] booleans: which tokens a mask allows; ids that it does not know are not."""
     known = (tokens >= 0) & (tokens < 32 * len(mask))
     at = np.where(known, tokens, 0)
-    return known & (mask[at >> 5] >> (at & 31).astype(np.uint32) & 1).astype(np.bool_)
+    is_set: npt.NDArray[np.bool_] = (mask[at >> 5] >> (at & 31).astype(np.uint32) & 1).astype(np.bool_)
+    return known & is_set
 
 
 def unpack(mask: Mask, vocab_size: int) -> npt.NDArray[np.bool_]:

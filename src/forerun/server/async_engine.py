@@ -305,8 +305,8 @@ class AsyncEngine:
             updates.append((stream, self._read(feed, sequence)))
             if sequence.is_finished:
                 del self._feeds[sequence.id]
-                if all(other.is_finished for other in self._open.get(stream, ())):
-                    self._open.pop(stream, None)  # gone already where another choice has ended in the same step
+                if not any(other.id in self._feeds for other in self._open[stream]):  # several may end in one step
+                    del self._open[stream]
                 self._notify(lambda observer, ended=sequence: observer.ended(ended))  # type: ignore[misc]
         if updates:
             self._tell(self._deliver, updates)
@@ -351,9 +351,16 @@ class AsyncEngine:
                 self._abort(stream)
             except Exception:
                 log.exception("a generation could not be ended in order")
-                lost = [sequence for sequence in self._open.pop(stream) if self._feeds.pop(sequence.id, None)]
-                error = RuntimeError("the engine broke down")
-                self._tell(self._deliver, [(stream, failed_update(sequence, error)) for sequence in lost])
+        error = RuntimeError("the engine broke down")
+        lost = [
+            (stream, failed_update(sequence, error))
+            for stream, sequences in self._open.items()
+            for sequence in sequences
+            if sequence.id in self._feeds
+        ]
+        self._open, self._feeds = {}, {}
+        if lost:
+            self._tell(self._deliver, lost)
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the event loop; nobody listens any more once that is closed."""

@@ -30,7 +30,7 @@ class EngineCollector(Collector):
             "version": __version__,
             "model": model_name,
             "numerics_id": llm.numerics_id,
-            "kv_format": llm.kv_layout.codec,
+            "kv_format": llm.kv_layout.stacks[0].codec,
             "speculation": llm.engine.speculator.drafter_name,
         }
         memory = llm.backend.memory()

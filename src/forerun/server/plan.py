@@ -29,7 +29,7 @@ def make_plan(
 ) -> Mapping[str, dict[str, Any]]:
     """Parts of the plan by name. Sizes are in megabytes."""
     memory, layout = llm.backend.memory(), llm.kv_layout
-    own = layout.stacks[0].bytes_per_token(layout.codec) * layout.num_slots  # the target's stack comes first
+    own = layout.stacks[0].bytes_per_token * layout.num_slots  # the target's stack comes first
     free = available_memory()
     limits = {f"key_{name}": value for name, value in vars(config.keys.limits).items()}
     engine = llm.engine.scheduler.config
@@ -47,7 +47,7 @@ def make_plan(
             "workspace_mb": _mb(memory.workspace),
             "left_mb": None if free is None else _mb(free),
             "kv_tokens": layout.num_slots,
-            "kv_format": layout.codec,
+            "kv_format": layout.stacks[0].codec,
             "context_tokens": llm.max_model_len,
         },
         "compute": {

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
-from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes
+from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.calibration import Calibration, RequestFactor
 from forerun.speculation.drafter import Ask, Drafter
@@ -126,6 +126,9 @@ class Allocator:
         return False
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
+        if self.guard.is_off:
+            self.decisions[GUARD] += 1
+            return 0
         self._num_rooms += 1 / num_decoding
         request = self._request(sequence.id)
         if request.nap > 0 and not self._paid and not sequence.is_guided:
@@ -133,10 +136,8 @@ class Allocator:
             self.decisions[NAP] += 1
             return 0
         room = min(request.reach, self._max_rows, longest_draft(sequence, self._max_model_len))
-        if room <= 0:
-            self.decisions[NO_ROOM] += 1
-            return 0
-        return room
+        self.decisions[NO_ROOM] += room <= 0
+        return max(0, room)
 
     def asks(
         self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
@@ -240,7 +241,7 @@ class Allocator:
             choice = self._choose(sequences, rooms, trees, num_other_rows)
             self._draft_s = 0.0
         else:
-            choice = _nothing(trees)
+            choice = no_nodes(trees)
             self._since_plain, self._draft_s = 0, 0.0
         if choice.num_nodes:
             self._nap.wake()
@@ -294,7 +295,7 @@ class Allocator:
 
         if limit <= 0:  # a huge batch: no row is left to draft with
             self._since_plain = 0
-            return _nothing(trees)
+            return no_nodes(trees)
         choice = best_nodes(trees, rooms, limit, seconds, self._draft_s)
         if choice.num_nodes == 0:
             return self._try_anyway(trees, rooms, limit) or choice
@@ -382,10 +383,6 @@ class Allocator:
         if calibration is None:
             calibration = self._calibrations[name] = Calibration()
         return calibration
-
-
-def _nothing(trees: Seq[DraftTree]) -> Choice:
-    return Choice([[] for _ in trees], 0, 1.0, 1.0)
 
 
 def _scores_of_drawn(tree: DraftTree, calibration: Calibration, factor: RequestFactor) -> list[float]:

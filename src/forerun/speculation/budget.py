@@ -46,7 +46,8 @@ class Budget(Protocol):
     decisions: Counter[str]
 
     def rests(self, num_decoding: int) -> bool:
-        """The next step, of about so many sequences, needs no draft: then it is not asked for room. Once a step."""
+        """The next step, of about so many sequences, needs no draft: then it is not asked for room. At most once a
+        step, and never where a sequence is guided."""
         ...
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:

@@ -51,6 +51,6 @@ def _document(service: Service) -> dict[str, Any]:
         "engine": asdict(state),
         "drafter_errors": speculation.stats.drafter_errors,
         "numerics_id": llm.numerics_id,
-        "kv_format": llm.kv_layout.codec,
+        "kv_format": llm.kv_layout.stacks[0].codec,
         "speculation": speculation.drafter_name,
     }

@@ -249,6 +249,6 @@ function remember(which, answer) {
 function showSpeeds() {
   const parts = ["on", "off"].filter((which) => speeds[which] !== null).map((which) =>
     el("span", { class: "pairing" }, `${which} `, el("b", { text: number(speeds[which]) })));
-  const unit = parts.length ? [el("span", { text: " tokens/s" })] : [];
+  const unit = parts.length ? [el("span", { class: "unit", text: " tokens/s" })] : [];
   byId("speeds").replaceChildren(...parts, ...unit);
 }

@@ -28,9 +28,7 @@ export function initSettings() {
 function open(isOpen, moveFocus = true) {
   byId("settings").classList.toggle("open", isOpen);
   byId("settings-open").setAttribute("aria-expanded", String(isOpen));
-  for (const other of [document.querySelector(".thread"), document.querySelector(".bar"), document.querySelector(".chat-tools")]) {
-    other.inert = isOpen;
-  }
+  for (const other of document.querySelectorAll(".thread, .bar")) other.inert = isOpen;
   if (moveFocus) byId(isOpen ? "settings-close" : "settings-open").focus();
 }
 
