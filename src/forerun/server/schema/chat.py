@@ -6,10 +6,10 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
-from forerun.server.schema.base import Schema
 from forerun.server.schema.content import Content
 from forerun.server.schema.options import GenerationOptions
 from forerun.server.schema.refused import REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 from forerun.server.schema.tools import NamedTool, Tool, ToolCall, ToolChoice
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from forerun.errors import RequestError
 from forerun.grammar.source import Grammar
-from forerun.server.schema.base import Schema
+from forerun.server.schema.strict import Schema
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 

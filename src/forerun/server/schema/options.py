@@ -8,9 +8,9 @@ from pydantic_core import PydanticCustomError
 from forerun.errors import RequestError
 from forerun.grammar.source import Grammar
 from forerun.sequence import SamplingParams, SpeculationParams
-from forerun.server.schema.base import Schema
 from forerun.server.schema.guided import GuidedOptions, ResponseFormat, grammar_of
 from forerun.server.schema.refused import REFUSED_OPTIONS, REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 
 # Options that SamplingParams knows by the same name and whose default it knows best.
 _SAME_NAME = (

@@ -6,12 +6,12 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
-from forerun.server.schema.base import Schema
 from forerun.server.schema.chat import ChatMessage, ChatRequest
 from forerun.server.schema.content import InputContent
 from forerun.server.schema.guided import FlatSchemaFormat, JsonSchemaFormat, NamedSchema, ResponseFormat, TextFormat
 from forerun.server.schema.options import SamplingOptions, only_false
 from forerun.server.schema.refused import REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 
 
 def _no_tools(tools: list[Any] | None) -> list[Any] | None:

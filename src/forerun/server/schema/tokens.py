@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from forerun.server.schema.base import Schema
 from forerun.server.schema.chat import ChatMessage
+from forerun.server.schema.strict import Schema
 
 
 class TokenizeRequest(Schema):

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from forerun.server.schema.base import Schema
 from forerun.server.schema.guided import Name
+from forerun.server.schema.strict import Schema
 
 
 class Function(Schema):
