@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from forerun.errors import RequestError
 from forerun.results import Choice, GenerationStats
@@ -11,20 +11,6 @@ from forerun.text.detokenizer import LiveText
 from forerun.text.tokenizer import Tokenizer
 
 Prompt = str | Seq[int]
-
-
-@dataclass(frozen=True)
-class Extras:
-    """What few requests have.
-
-    make_token_mask  a grammar's masks, see grammar.GrammarCompiler
-    prediction       token ids of what the output may turn out to be: drafts
-    shown            control tokens whose text is part of the output
-    """
-
-    make_token_mask: Callable[[], TokenMask] | None = None
-    prediction: tuple[int, ...] = ()
-    shown: frozenset[int] = frozenset()
 
 
 def make_request(
@@ -36,7 +22,6 @@ def make_request(
     salt: str = "",
     continues: bool | None = None,
     priority: int = 0,
-    extras: Extras = Extras(),
 ) -> Request:
     """A request for the engine, whose text is kept as it comes (`live_text`).
 
@@ -45,15 +30,8 @@ def make_request(
     continues  the output goes on in the middle of a text, so the space before its first word is kept; None: when the
                prompt is text
 
-    Raises RequestError for a prompt that is no list of whole numbers and for an option that a grammar rules out,
-    UsageError for invalid Unicode.
+    Raises RequestError for a prompt that is no list of whole numbers, UsageError for invalid Unicode.
     """
-    if extras.make_token_mask is not None:
-        for param in ("ignore_eos", "min_tokens"):
-            if getattr(params, param):
-                raise RequestError(
-                    f"{param} cannot be kept under a grammar, which says where the text ends", param=param
-                )
     is_text = isinstance(prompt, str)
     ids = tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
     goes_on = is_text if continues is None else continues
@@ -64,9 +42,7 @@ def make_request(
         eos_ids=tokenizer.eos_ids,
         salt=salt,
         priority=priority,
-        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on, shown=extras.shown),
-        make_token_mask=extras.make_token_mask,
-        prediction=extras.prediction,
+        make_stop_matcher=lambda: LiveText(tokenizer, params.stop, continues=goes_on),
     )
 
 
