@@ -15,7 +15,7 @@ from typing import Protocol
 from forerun.config import SpeculationConfig
 from forerun.engine import Engine, EngineStats
 from forerun.errors import ForerunError
-from forerun.generation import Generation, GenerationStats
+from forerun.results import Generation, GenerationStats
 from forerun.sequence import SamplingParams, SpeculationParams
 from forerun.speculation.budget import FixedBudget
 from forerun.speculation.speculator import SpeculationStats

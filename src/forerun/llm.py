@@ -20,17 +20,7 @@ from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
 from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
-from forerun.generation import (
-    Generation,
-    Prompt,
-    StreamChunk,
-    choice_of,
-    drafters_of_pieces,
-    live_text,
-    make_request,
-    predicting,
-    under_grammar,
-)
+from forerun.generation import Prompt, choice_of, drafters_of_pieces, live_text, make_request, predicting, under_grammar
 from forerun.grammar.compiler import GrammarCompiler
 from forerun.grammar.source import Grammar
 from forerun.machine import available_memory
@@ -42,6 +32,7 @@ from forerun.models.weights import trim_vocabulary
 from forerun.opening import load_tokenizer, open_for_drafting
 from forerun.options import EngineOptions
 from forerun.profile import Profile, process_profile
+from forerun.results import Generation, StreamChunk
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.budget import Budget

@@ -21,7 +21,7 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"models": ("backends.base", "models")},
     {"backends": ("backends",), "speculation": ("speculation",), "scheduler": ("scheduler",)},
     {"engine": ("engine",)},
-    {"api": ("llm", "generation", "opening", "options", "drafter_check")},
+    {"api": ("llm", "generation", "results", "opening", "options", "drafter_check")},
     {"package": ("",)},
     {"bench": ("bench",), "server": ("server",), "analysis": ("analysis",), "training": ("training",)},
     {"cli": ("cli", "__main__")},

@@ -35,7 +35,8 @@ class GrammarMask:
     def forced(self) -> list[int]:
         """Tokens that come next as the grammar leaves no choice of text, spelled as the tokenizer would; may be empty.
 
-        A model may still spell the same text in other tokens, so this is a draft and no promise.
+        Where text is forced the mask allows this spelling of it, so it is hardly ever wrong. It is a draft and no
+        promise: behind other tokens the rest may be spelled in another way.
         """
         ahead = self._matcher.deep_copy()
         tokens = ahead.compute_ff_tokens()

@@ -27,6 +27,7 @@ class _Bytes:
 
 
 def main(memory_limit: int, time_limit_s: float) -> None:
+    """Answer grammars until the input ends. memory_limit  bytes; time_limit_s  of a processor, for one grammar"""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     tokens = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=256, slices=[])

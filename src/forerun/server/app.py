@@ -54,6 +54,7 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
             yield
         finally:
             await engine.stop()
+            app.state.service.grammars.close()
             await asyncio.to_thread(running.tracer.close)
 
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)

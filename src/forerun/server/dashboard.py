@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.generation import GenerationStats
 from forerun.llm import LLM
+from forerun.results import GenerationStats
 from forerun.sequence import Sequence
 
 INTERVAL_S = 0.25

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.server.config import ServerConfig
+from forerun.server.grammars import Grammars
 
 
 @dataclass
@@ -21,6 +22,10 @@ class Service:
     config: ServerConfig
     created: int = field(default_factory=lambda: int(time.time()))
     started_s: float = field(default_factory=time.monotonic)
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = Grammars(self.llm.grammars)
 
     @property
     def model_name(self) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.errors import one_line
-from forerun.generation import Choice, GenerationStats, choice_of, live_text, prompt_logprobs_of
+from forerun.generation import choice_of, live_text, prompt_logprobs_of
+from forerun.results import Choice, GenerationStats
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 
@@ -51,7 +52,13 @@ def merged(updates: Seq[ChoiceUpdate]) -> list[ChoiceUpdate]:
     if len(by_index) == len(updates):
         return list(updates)
     return [
-        ChoiceUpdate(index, tuple(token for part in parts for token in part.tokens), parts[-1].tail, parts[-1].choice)
+        ChoiceUpdate(
+            index,
+            tuple(token for part in parts for token in part.tokens),
+            parts[-1].tail,
+            parts[-1].choice,
+            parts[0].prompt_logprobs,
+        )
         for index, parts in by_index.items()
     ]
 

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
+from forerun.grammar.source import Grammar
 from forerun.sequence import SamplingParams, SpeculationParams
+from forerun.server.schema.guided import GuidedOptions, ResponseFormat, grammar_of
 from forerun.server.schema.refused import REFUSED_OPTIONS, REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 
 # Options that SamplingParams knows by the same name and whose default it knows best.
 _SAME_NAME = (
@@ -33,12 +36,6 @@ def only_false(name: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-class Schema(BaseModel):
-    """Strict: no unknown fields, no silent conversion, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class SpeculationOptions(Schema):
@@ -76,7 +73,7 @@ class HarmlessOptions(Schema):
         return {key: value for key, value in given.items() if not (value is None and key in REFUSED_OPTIONS)}
 
 
-class SamplingOptions(HarmlessOptions):
+class SamplingOptions(HarmlessOptions, GuidedOptions):
     """Sampling and forerun's own options. An option that is null is as one that is left out."""
 
     model: str = Field(description="the served model's name")
@@ -128,6 +125,12 @@ class GenerationOptions(SamplingOptions):
 
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="choices for each prompt")
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = Field(None, description="text, or JSON of any or of a given form")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be, None for any text. Raises RequestError."""
+        return grammar_of(self, self.response_format)
 
     @property
     def wants_usage(self) -> bool:

@@ -4,8 +4,7 @@
     so far   {"name": "Ada", "a              forced     ge"
 
 A grammar's mask that knows what is forced says so, spelled as the tokenizer would. For any other mask the drafter walks
-as long as a single token is allowed. The model may spell the same text in other tokens, which is the only way to be
-wrong: scores are near one, and counting makes them exact.
+as long as a single token is allowed. Both are hardly ever wrong: scores are near one, and counting makes them exact.
 
 It drafts for requests with a grammar, whatever else was chosen to draft, and needs no look at the model.
 Cost: some 10 us a proposal.
@@ -20,7 +19,7 @@ from forerun.sequence import Sequence, TokenMask
 from forerun.speculation.drafter import Ask, Seen, register
 from forerun.speculation.tree import DraftTree
 
-SPELLED = 0.95  # score of a token that spells forced text
+SPELLED = 0.98  # score of a token that spells forced text
 ONLY = 0.995  # of the only one that is allowed
 
 
