@@ -23,16 +23,16 @@ def test_the_page(server: Server):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_is_served(server: Server, name):
-    answer = server.http.get(f"/web/{name}")
+    answer = server.http.get(f"/page/{name}")
     assert answer.content == WEB.joinpath(name).read_bytes()
     assert "content-security-policy" in answer.headers
-    again = server.http.get(f"/web/{name}", headers={"If-None-Match": answer.headers["etag"]})
+    again = server.http.get(f"/page/{name}", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2f__init__.py", "%2e%2e/page.py", "web"])
 def test_nothing_else_is_served(server: Server, name):
-    assert server.http.get(f"/web/{name}").status_code == 404
+    assert server.http.get(f"/page/{name}").status_code == 404
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,7 +46,7 @@ def test_nothing_comes_from_elsewhere(name):
 def test_what_the_page_names_is_there():
     for name in NAMES:
         text = WEB.joinpath(name).read_text(encoding="utf-8")
-        named = re.findall(r'"/web/([\w.]+)"', text) + re.findall(r'from "\./([\w.]+)"', text)
+        named = re.findall(r'"/page/([\w.]+)"', text) + re.findall(r'from "\./([\w.]+)"', text)
         assert set(named) <= set(NAMES)
 
 

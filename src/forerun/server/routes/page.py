@@ -1,4 +1,4 @@
-"""GET / and /web/{file}: the page, served from the package. Nothing on it comes from elsewhere."""
+"""GET / and /page/{file}: the page, served from the package. Nothing on it comes from elsewhere."""
 
 import hashlib
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ async def favicon(request: Request) -> Response:
     return _answer("icon.svg", request)
 
 
-@router.get("/web/{name}")
+@router.get("/page/{name}")
 async def web_file(name: str, request: Request) -> Response:
     """A file of the page, 404 for any other."""
     return _answer(name, request)
