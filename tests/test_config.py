@@ -12,7 +12,7 @@ from forerun.errors import UsageError
         (CacheConfig, {"num_blocks": 0}, "at least one block"),
         (CacheConfig, {"num_blocks": 4, "block_size": 15}, "block size must be"),
         (CacheConfig, {"num_blocks": 4, "block_size": 0}, "block size must be"),
-        (CacheConfig, {"num_blocks": 4, "codec": "int3"}, "unknown KV format 'int3'"),
+        (CacheConfig, {"num_blocks": 4, "codecs": ("bf16", "int3")}, "unknown KV format 'int3'"),
         (SchedulerConfig, {"max_rows": 0}, "max_rows must be at least 1"),
         (SchedulerConfig, {"max_outputs": 0}, "max_outputs must be at least 1"),
         (SchedulerConfig, {"max_num_seqs": 0}, "max_num_seqs must be at least 1"),

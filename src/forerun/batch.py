@@ -78,6 +78,7 @@ class Batch:
                              batch: a drafter computes its tree level by level
     output_rows  [O] int32   ascending rows whose logits are computed
     draws        one per sequence that draws
+    scores       draws that can only end in the prompt's next token, one per row whose token is to be scored
     """
 
     tokens: Int32
@@ -90,6 +91,7 @@ class Batch:
     ancestors: npt.NDArray[np.uint64]
     output_rows: Int32
     draws: tuple[DrawRequest, ...]
+    scores: tuple[DrawRequest, ...] = ()
 
     @property
     def num_rows(self) -> int:

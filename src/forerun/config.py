@@ -8,18 +8,22 @@ from forerun.errors import UsageError
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """KV store. `num_blocks` is decided by the memory plan before the engine is built."""
+    """KV store. `num_blocks` is decided by the memory plan before the engine is built.
+
+    codecs  format of each stack of KV layers, the target's first
+    """
 
     num_blocks: int
     block_size: int = 32
-    codec: str = "bf16"
+    codecs: tuple[str, ...] = ("bf16",)
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if self.block_size not in (16, 32, 64, 128, 256):
             raise UsageError(f"block size must be 16, 32, 64, 128 or 256, got {self.block_size}")
-        if self.codec not in ("bf16", "fp32"):
-            raise UsageError(f"unknown KV format {self.codec!r}: choose bf16 or fp32")
+        for codec in self.codecs:
+            if codec not in ("bf16", "fp32"):
+                raise UsageError(f"unknown KV format {codec!r}: choose bf16 or fp32")
         if self.num_blocks < 1:
             raise UsageError(f"the KV cache needs at least one block of {self.block_size} tokens; give it more memory")
 

@@ -19,16 +19,17 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forerun.backends.base import Backend, ForwardResult, SlotMove
 from forerun.batch import Batch, Drawn, Outcome
 from forerun.errors import RequestError, one_line
 from forerun.profile import NoClock, StepClock
 from forerun.sampling.noise import make_key, random_seed
+from forerun.sampling.prompt_scores import read_scores, scored_positions
 from forerun.scheduler.build import build_batch
 from forerun.scheduler.scheduler import Changes, Scheduler, Selection, Share
-from forerun.sequence import FinishReason, Request, Sequence
+from forerun.sequence import FinishReason, Request, Sequence, TokenLogprob
 from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
@@ -58,6 +59,7 @@ class _Result:
     drawn: Drawn
     batch: Batch
     logits: ForwardResult
+    scores: list[TokenLogprob]  # of the prompts' tokens, share by share
     forward_s: float
     keys: int
 
@@ -90,9 +92,14 @@ class Engine:
 
     # ---- requests ----
 
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError when a request can never be served; nothing is queued."""
+        self._check(request)
+        self.speculator.check(request)
+
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its `n` sequences. Raises RequestError when it can never be served."""
-        self._check(request)
+        self.check_request(request)
         params = request.params
         seed = params.seed if params.seed is not None else random_seed()
         sequences: list[Sequence] = []
@@ -112,7 +119,6 @@ class Engine:
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)
-        self.speculator.check(sequences[0])
         for sequence in sequences:  # all or none: a stop matcher that cannot be made leaves nothing behind
             self.scheduler.add(sequence)
             self.speculator.begin(sequence)
@@ -132,6 +138,12 @@ class Engine:
         self.stats.last_error = one_line(error)
         self.scheduler.reset()
         return [self._fail(sequence, error) for sequence in running]
+
+    @property
+    def verification(self) -> dict[str, str | bool]:
+        """How drafts are verified, and what that promises."""
+        verifier = self._verifier
+        return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
 
     @property
     def has_work(self) -> bool:
@@ -251,6 +263,7 @@ class Engine:
         result = self._backend.forward(batch)
         self._clock.end_phase("forward")
         drawn, verified = self._verifier.verify(self._backend, result, batch)
+        scores = self._score(result, batch)
         seconds = time.perf_counter() - start
         self._clock.end_phase("draw")
         self.stats.forward_s += seconds
@@ -258,7 +271,13 @@ class Engine:
         self.scheduler.step_time.observe(batch.num_rows, keys, seconds)
         outcomes = iter(verified)
         by_share = [next(outcomes) if tree is not None else None for tree in trees]
-        return _Result(shares, by_share, drawn, batch, result, seconds, keys)
+        return _Result(shares, by_share, drawn, batch, result, scores, seconds, keys)
+
+    def _score(self, result: ForwardResult, batch: Batch) -> list[TokenLogprob]:
+        """Log-probabilities of the prompts' tokens that the step tells."""
+        if not batch.scores:
+            return []
+        return read_scores(batch.scores, self._backend.draw(result, replace(batch, draws=batch.scores)))
 
     def _fail(self, sequence: Sequence, error: Exception) -> Sequence:
         sequence.error = one_line(error)
@@ -268,6 +287,11 @@ class Engine:
         return sequence
 
     def _commit(self, result: _Result, start: float, draft_s: float) -> list[Sequence]:
+        scores = iter(result.scores)
+        for share in result.shares:
+            first = share.sequence.num_computed
+            told = len(scored_positions(share.sequence, first, first + share.num_tokens))
+            share.sequence.prompt_logprobs += itertools.islice(scores, told)
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
         self._clock.end_phase("commit")
         if changes.moves:

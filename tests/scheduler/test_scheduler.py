@@ -1,5 +1,7 @@
 """Scheduler: order, admission, preemption, chunks and limits, seen from outside through the engine."""
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.config import CacheConfig, SchedulerConfig
@@ -37,7 +39,7 @@ class TestFits:
 
     def refuse(self, num_prompt, max_tokens, num_blocks=4, max_model_len=256):
         scheduler = Scheduler(
-            SchedulerConfig(64, 64, 8, max_model_len), CacheConfig(num_blocks, 16, "fp32"), StepTime()
+            SchedulerConfig(64, 64, 8, max_model_len), CacheConfig(num_blocks, 16, ("fp32",)), StepTime()
         )
         with pytest.raises(RequestError) as caught:
             scheduler.check_fits(num_prompt, max_tokens)
@@ -310,3 +312,16 @@ class TestDeadlock:
 
         wrong = OracleDrafter(lambda sequence: [1] * 100)
         assert preemptions(wrong) <= preemptions(None) + 2
+
+
+def test_priority_comes_before_arrival_and_does_not_interrupt():
+    engine = Setup(max_num_seqs=1).engine()
+    late = [request(prompt_of(seed, 20), f"r{seed}", max_tokens=4, ignore_eos=True) for seed in range(4)]
+    ranked = [replace(wanted, priority=priority) for wanted, priority in zip(late, (0, 5, -1, 0), strict=True)]
+    first = engine.add(ranked[0])[0]
+    engine.step()
+    added = [first, *(engine.add(wanted)[0] for wanted in ranked[1:])]
+    while engine.has_work:
+        engine.step()
+        engine.check()
+    assert sorted(range(4), key=lambda at: added[at].stats.finished_s) == [0, 2, 3, 1]

@@ -1,8 +1,8 @@
 """PrefixIndex: which block holds the KV of which token prefix.
 
-Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, codec and block size, so
-tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a collision ends a
-chain, it does not hand out another text's KV.
+Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, the formats of all stacks
+and block size, so tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a
+collision ends a chain, it does not hand out another text's KV.
 
     prompt  [ 32 tokens ][ 32 tokens ][ 9 tokens ]
     match    block 7      block 2      block 5, first 9 slots        shared until written, then copied
@@ -42,9 +42,9 @@ _Child = tuple[tuple[int, ...], bytes]  # tokens and digest of a block
 class PrefixIndex:
     """Content-addressed map from token prefixes to blocks."""
 
-    def __init__(self, block_size: int, codec: str) -> None:
+    def __init__(self, block_size: int, codecs: Seq[str]) -> None:
         self._block_size = block_size
-        self._codec = codec
+        self._formats = "+".join(codecs)  # what a block holds depends on all of them
         self._by_digest: dict[bytes, _Entry] = {}
         self._by_block: dict[int, _Entry] = {}
         self._children: dict[bytes, list[_Child]] = {}  # parent digest -> its children in the order of their tokens
@@ -68,8 +68,8 @@ class PrefixIndex:
         end = len(tokens) if limit is None else min(limit, len(tokens))
         size = self._block_size
         digests = [] if digests is None else digests
-        blocks: list[int] = []
         digest, matched = self._origin(salt), 0
+        blocks: list[int] = []
         while matched + size <= end:
             part = tuple(tokens[matched : matched + size])
             if len(blocks) == len(digests):
@@ -137,7 +137,7 @@ class PrefixIndex:
     def _origin(self, salt: str) -> bytes:
         # Length prefixes keep the fields apart, so no salt can imitate another salt with other settings.
         raw = salt.encode("utf-8", "surrogatepass")
-        head = f"forerun/prefix/1:{self._codec}:{self._block_size}:{len(raw)}:".encode()
+        head = f"forerun/prefix/1:{self._formats}:{self._block_size}:{len(raw)}:".encode()
         return hashlib.sha256(head + raw).digest()
 
     @staticmethod

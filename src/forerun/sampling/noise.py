@@ -33,8 +33,11 @@ _WORD = np.uint64(32)
 
 
 def random_seed() -> int:
-    """A fresh 128-bit seed for a request that names none; returned with its result so that it can be repeated."""
-    return secrets.randbits(128)
+    """A fresh seed for a request that names none; returned with its result so that it can be repeated.
+
+    It has 53 bits: a client that reads JSON's numbers as floats gets it back as it is.
+    """
+    return secrets.randbits(53)
 
 
 def make_key(seed: int, choice: int) -> tuple[int, int]:

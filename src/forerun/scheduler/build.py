@@ -12,6 +12,7 @@ import numpy as np
 
 from forerun.batch import Batch, DrawRequest
 from forerun.sampling.grammar import mask_rows
+from forerun.sampling.prompt_scores import make_score, scored_positions
 from forerun.sampling.request import make_draw
 from forerun.scheduler.scheduler import Share
 from forerun.speculation.tree import DraftTree
@@ -30,9 +31,13 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
     tree_root: list[int] = []
     ancestors: list[int] = []
     draws: list[DrawRequest] = []
+    scores: list[DrawRequest] = []
     for share, tree in zip(shares, trees, strict=True):
         sequence = share.sequence
         start, stop = sequence.num_computed, sequence.num_computed + share.num_tokens
+        for position in scored_positions(sequence, start, stop):
+            scores.append(make_score(sequence, position, len(output_rows)))
+            output_rows.append(len(tokens) + position - start)
         tokens += sequence.tokens[start:stop]
         positions += range(start, stop)
         masks: Seq[int] = ()
@@ -65,6 +70,7 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
         ancestors=np.array(ancestors, np.uint64),
         output_rows=np.array(output_rows, np.int32),
         draws=tuple(draws),
+        scores=tuple(scores),
     )
 
 

@@ -79,6 +79,8 @@ def _count(sequence: Sequence, outcome: Outcome) -> None:
         return
     stats.drafted += tree.num_nodes
     stats.accepted += accepted
+    for name in tree.sources[1:]:
+        stats.verified_by[name] = stats.verified_by.get(name, 0) + 1
     for row in outcome.accepted:
         stats.accepted_by[tree.sources[row]] = stats.accepted_by.get(tree.sources[row], 0) + 1
     reached = max(tree.depths)

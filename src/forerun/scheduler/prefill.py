@@ -7,6 +7,7 @@ factor of f they get 1 - 1/f of it. Where the step would be plain anyway it is a
 
 from collections.abc import Sequence as Seq
 
+from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import Sequence
 
@@ -21,9 +22,10 @@ def rows_beside(decoding: Seq[Sequence], prefilling: Seq[Sequence], step_time: S
     return max(within, MIN_ROWS, len(prefilling))
 
 
-def divide(rows: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:
+def divide(rows: int, outputs: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:
     """(sequence, rows) of each. They share evenly; what a short prompt leaves over goes to the longer ones.
 
+    outputs    rows whose logits may be computed beside the last one of each, for prompts whose tokens are scored
     max_chunk  most rows of one, 0 for no limit
     """
     shares = []
@@ -31,6 +33,10 @@ def divide(rows: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[S
     for index, sequence in enumerate(waiting):
         part = -(-rows // (len(waiting) - index))
         count = min(sequence.num_pending, part, max_chunk or part)
+        if num_unscored(sequence):  # rows behind those already scored are outputs
+            scored = len(sequence.prompt_logprobs) - sequence.num_computed
+            count = min(count, scored + 1 + outputs)
+            outputs -= max(0, count - scored - 1)
         rows -= count
         shares.append((sequence, count))
     return shares

@@ -22,8 +22,9 @@ from forerun.cache.block_pool import BlockPool
 from forerun.cache.prefix_index import PrefixIndex, PrefixMatch
 from forerun.config import CacheConfig, SchedulerConfig
 from forerun.errors import RequestError, one_line
+from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.finish import append_tokens
-from forerun.scheduler.prefill import divide, rows_beside
+from forerun.scheduler.prefill import MIN_ROWS, divide, rows_beside
 from forerun.scheduler.queue import SequenceQueue
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import FinishReason, Sequence
@@ -78,7 +79,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._cache = cache
         self._matches: dict[int, tuple[int, PrefixMatch]] = {}  # waiting sequence -> version of the index, its match
-        self.index = PrefixIndex(cache.block_size, cache.codec)
+        self.index = PrefixIndex(cache.block_size, cache.codecs)
         self.pool = BlockPool(cache.num_blocks, on_reuse=self.index.forget)
 
     # ---- requests come and go ----
@@ -166,6 +167,8 @@ class Scheduler:
         decoding = [sequence for sequence in taking_part if sequence.num_pending == 1]
         # Every running sequence can draw one token; what is left of rows and outputs may carry draft nodes.
         nodes_left = min(self.config.max_rows, self.config.max_outputs) - len(self.running)
+        if any(num_unscored(sequence) for sequence in self.running):  # their prompts need outputs too
+            nodes_left = max(0, nodes_left - MIN_ROWS)
         for sequence in decoding:
             nodes = max(0, min(room(sequence, len(decoding)), nodes_left))
             if not self._reserve(sequence, nodes, selection):  # then what its last block still holds
@@ -191,12 +194,13 @@ class Scheduler:
         prefilling = [sequence for sequence in taking_part if sequence.num_pending > 1]
         if not prefilling:
             return
-        # Drafting left a row and an output to each of them.
-        rows_left = self.config.max_rows - sum(1 + share.max_nodes for share in selection.shares)
+        outputs = sum(1 + share.max_nodes for share in selection.shares)  # they left one, and a row, to each prompt
+        rows_left = self.config.max_rows - outputs
+        outputs_left = self.config.max_outputs - outputs - len(prefilling)
         if decoding:
             beside = rows_beside(decoding, prefilling, self.step_time, self.config.prefill_slowdown)
             rows_left = min(rows_left, beside)
-        for sequence, count in divide(rows_left, prefilling, self.config.max_chunk):
+        for sequence, count in divide(rows_left, outputs_left, prefilling, self.config.max_chunk):
             selection.shares.append(Share(sequence, count))
 
     # ---- blocks ----
@@ -265,7 +269,7 @@ class Scheduler:
         """What the index knows of a waiting sequence, asked again only when the index has changed."""
         version, match = self._matches.get(sequence.id, (-1, PrefixMatch((), 0)))
         if version != self.index.version:
-            limit = len(sequence.tokens) - 1
+            limit = len(sequence.prompt_logprobs) if num_unscored(sequence) else len(sequence.tokens) - 1
             match = self.index.match(sequence.tokens, sequence.request.salt, limit, sequence.prefix_digests)
             self._matches[sequence.id] = self.index.version, match
         return match

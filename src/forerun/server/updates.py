@@ -4,7 +4,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.errors import one_line
-from forerun.generation import Choice, GenerationStats, choice_of, live_text
+from forerun.generation import choice_of, live_text, prompt_logprobs_of
+from forerun.results import Choice, GenerationStats
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 
@@ -27,6 +28,7 @@ class Token:
 class ChoiceUpdate:
     """What one step added to one choice.
 
+    prompt_logprobs  what was asked about the prompt's tokens, in the first update only
     tail    text that was held back and belongs to no single token; only with `choice`
     choice  the whole result, in the last update only
     """
@@ -35,6 +37,7 @@ class ChoiceUpdate:
     tokens: tuple[Token, ...]
     tail: str = ""
     choice: Choice | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -49,7 +52,13 @@ def merged(updates: Seq[ChoiceUpdate]) -> list[ChoiceUpdate]:
     if len(by_index) == len(updates):
         return list(updates)
     return [
-        ChoiceUpdate(index, tuple(token for part in parts for token in part.tokens), parts[-1].tail, parts[-1].choice)
+        ChoiceUpdate(
+            index,
+            tuple(token for part in parts for token in part.tokens),
+            parts[-1].tail,
+            parts[-1].choice,
+            parts[0].prompt_logprobs,
+        )
         for index, parts in by_index.items()
     ]
 
@@ -73,6 +82,7 @@ class Feed:
 
     def __init__(self) -> None:
         self._num_tokens = 0
+        self._is_first = True
 
     def read(self, sequence: Sequence) -> ChoiceUpdate:
         """What came since the last call."""
@@ -85,4 +95,6 @@ class Feed:
             Token(token, pieces[at], sequence.drafted_by[at], logprob)
             for at, (token, logprob) in enumerate(zip(output, logprobs, strict=True), start=first)
         )
-        return ChoiceUpdate(sequence.choice, tokens, "".join(pieces[sequence.num_output :]), choice)
+        about_prompt = prompt_logprobs_of(sequence) if self._is_first else None
+        self._is_first = False
+        return ChoiceUpdate(sequence.choice, tokens, "".join(pieces[sequence.num_output :]), choice, about_prompt)

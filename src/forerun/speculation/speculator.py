@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
 from forerun.errors import RequestError
-from forerun.sequence import Sequence
+from forerun.sampling.grammar import cut_to_grammar
+from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
 from forerun.speculation.failures import DraftFailures
@@ -53,6 +54,7 @@ class SpeculationStats:
     accepted: int = 0
     bonus: int = 0
     dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
+    refused_nodes: int = 0  # forbidden by the request's grammar, and what hung below them
     drafter_errors: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
@@ -61,17 +63,20 @@ class SpeculationStats:
 class Speculator:
     """Proposes one tree per decoding sequence. Without drafters it is plain decoding.
 
+    guides  free drafters that are asked first, for sequences whose request guides them (Sequence.is_guided) only
     budget  decides who is asked for how much, and which of the proposed nodes are verified
     """
 
-    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int) -> None:
+    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int, guides: Seq[Drafter] = ()) -> None:
         self.drafters = tuple(drafters)
+        self.guides = tuple(guides)
         self.budget = budget
         self._vocab_size = vocab_size
         self.failures = DraftFailures()
-        self._use(self.drafters)
+        self._use(self.guides + self.drafters)
         self._has_proposals = False  # in this step
         self._num_quiet = 0  # steps without proposals since the budget last saw one
+        self._rests = False  # nobody is asked in the coming step
         self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
         self.stats = SpeculationStats(
             by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
@@ -80,6 +85,7 @@ class Speculator:
     def _use(self, drafters: Seq[Drafter]) -> None:
         """Draft with these from now on; requests may still name the others, and are decoded plainly."""
         self._active = tuple(drafters)
+        self._unguided = tuple(drafter for drafter in drafters if drafter not in self.guides)
         self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
         self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
 
@@ -88,10 +94,10 @@ class Speculator:
         """Names of the drafters joined by "+", "off" without one."""
         return "+".join(drafter.name for drafter in self.drafters) or "off"
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, request: Request) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
-        wanted = sequence.params.speculation
-        names = [drafter.name for drafter in self.drafters]
+        wanted = request.params.speculation
+        names = [drafter.name for drafter in (*self.drafters, *self.guides)]
         if wanted.drafter not in (None, "off", *names):
             known = ", ".join(["off", *names])
             raise RequestError(
@@ -100,7 +106,9 @@ class Speculator:
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         """Draft nodes that the scheduler shall reserve slots for."""
-        return self.budget.room(sequence, num_decoding) if self._allowed(sequence) else 0
+        if self._rests or not self._allowed(sequence):
+            return 0
+        return self.budget.room(sequence, num_decoding)
 
     def broke(self, call: str, error: Exception) -> None:
         """The exception that is being handled came from a call as a whole, so from the budget: when that goes on,
@@ -111,13 +119,13 @@ class Speculator:
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
-        for drafter in self.drafters:
+        for drafter in self._those_for(sequence):
             with self._guard(drafter, "begin"):
                 drafter.begin(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
-        for drafter in self.drafters:
+        for drafter in self._those_for(sequence):
             with self._guard(drafter, "end"):
                 drafter.end(sequence.id)
         self.budget.end(sequence.id)
@@ -131,7 +139,7 @@ class Speculator:
         self._has_proposals = False
         if not self._active or not any(rooms):
             return trees
-        for drafter in self._active:
+        for drafter in self._active if any(sequence.is_guided for sequence in sequences) else self._unguided:
             allowed = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
             asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
             if asks:
@@ -162,6 +170,8 @@ class Speculator:
             self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
+        # What a request says of its own text is asked for at every step: it costs next to nothing and is mostly right.
+        self._rests = self.budget.rests(len(outcomes)) and not any(sequence.is_guided for sequence in sequences)
         self._observe_s = time.perf_counter() - start
 
     def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
@@ -199,9 +209,12 @@ class Speculator:
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
         wanted = sequence.params.speculation.drafter
-        if wanted is None:
-            return self._active
-        return tuple(drafter for drafter in self._active if drafter.name == wanted)
+        active = self._active if sequence.is_guided else self._unguided
+        return active if wanted is None else tuple(drafter for drafter in active if drafter.name == wanted)
+
+    def _those_for(self, sequence: Sequence) -> tuple[Drafter, ...]:
+        """Drafters that are told of the sequence, also those that are switched off."""
+        return self.guides + self.drafters if sequence.is_guided else self.drafters
 
     def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
         """Merge what a drafter proposes into `trees`."""
@@ -211,7 +224,7 @@ class Speculator:
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
                 self._has_proposals = True
-                tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+                tree = self._allowed_of(ask.sequence, self._sound(tree)).prune(ask.max_nodes, ask.max_depth)
                 tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
                     trees[i] = tree
@@ -274,6 +287,15 @@ class Speculator:
         keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
         self.stats.dropped_nodes += len(tree) - 1 - len(keep)
         return tree.keep(keep)
+
+    def _allowed_of(self, sequence: Sequence, tree: DraftTree) -> DraftTree:
+        """The tree without nodes that the request's grammar forbids. Drawn trees stay whole: which of their nodes are
+        verified may not depend on what was drawn."""
+        if sequence.token_mask is None or tree.draft_probs:
+            return tree
+        kept = cut_to_grammar(sequence, tree)
+        self.stats.refused_nodes += tree.num_nodes - kept.num_nodes
+        return kept
 
 
 def committed_rows(batch: Batch, index: int, outcome: Outcome | None) -> list[int]:
