@@ -225,6 +225,7 @@ class Setup:
     max_num_seqs: int = 16
     max_model_len: int = 256
     max_chunk: int = 0
+    prefill_slowdown: float = 1.5
     vocab: int = VOCAB
     verification: str = "coupled"
     backend: FakeBackend = field(default_factory=FakeBackend)
@@ -236,7 +237,12 @@ class Setup:
     def engine(self) -> Engine:
         scheduler = Scheduler(
             SchedulerConfig(
-                self.max_rows, self.max_outputs, self.max_num_seqs, self.max_model_len, max_chunk=self.max_chunk
+                self.max_rows,
+                self.max_outputs,
+                self.max_num_seqs,
+                self.max_model_len,
+                prefill_slowdown=self.prefill_slowdown,
+                max_chunk=self.max_chunk,
             ),
             CacheConfig(self.num_blocks, self.block_size, ("fp32",), self.prefix_caching),
             StepTime(),
