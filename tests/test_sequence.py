@@ -37,6 +37,7 @@ REFUSED = {
     "stop_token_ids": [(-1,), (1.0,), ("1",), (True,), 7, None, (2**31,)],
     "ignore_eos": [1, 0, "yes", None],
     "logprobs": [-1, 1001, 1.0, True, "2"],
+    "prompt_logprobs": [-1, 1001, 1.0, True, "2"],
     "n": [0, -1, 129, 1.0, True, None],
     "seed": [1.0, "7", True, NAN, 2**129, -(2**129), HUGE],
     "logits_hash": [1, None, "no"],
@@ -75,6 +76,7 @@ ACCEPTED = {
     "stop": [(), ["a"], ("a", "b"), ["x"] * 64],
     "stop_token_ids": [(), [3], range(3)],
     "logprobs": [None, 0, 1000],
+    "prompt_logprobs": [None, 0, 1000],
     "n": [1, 128],
     "seed": [None, 0, -5, 2**64, 2**128 - 1],
 }

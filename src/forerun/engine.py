@@ -82,9 +82,14 @@ class Engine:
 
     # ---- requests ----
 
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError when a request can never be served; nothing is queued."""
+        self._check(request)
+        self.speculator.check(request)
+
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; returns its `n` sequences. Raises RequestError when it can never be served."""
-        self._check(request)
+        self.check_request(request)
         params = request.params
         seed = params.seed if params.seed is not None else random_seed()
         sequences: list[Sequence] = []
@@ -104,7 +109,6 @@ class Engine:
             )
             sequence.stats.arrived_s = time.perf_counter()
             sequences.append(sequence)
-        self.speculator.check(sequences[0])
         for sequence in sequences:  # all or none: a stop matcher that cannot be made leaves nothing behind
             self.scheduler.add(sequence)
             self.speculator.begin(sequence)
@@ -116,6 +120,12 @@ class Engine:
             self.scheduler.remove(sequence, reason)
             self.speculator.end(sequence)
             sequence.stats.finished_s = time.perf_counter()
+
+    @property
+    def verification(self) -> dict[str, str | bool]:
+        """How drafts are verified, and what that promises."""
+        verifier = self._verifier
+        return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
 
     @property
     def has_work(self) -> bool:

@@ -78,7 +78,7 @@ class Choice:
     seed: int  # repeats this generation when given as SamplingParams.seed, under coupled verification
     stats: GenerationStats
     logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # from the second token on; in choice 0 only
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None  # of the prompt, from its second token on
     logits_hashes: tuple[bytes, ...] = ()
     error: str = ""
 
@@ -186,13 +186,14 @@ def choice_of(sequence: Sequence) -> Choice:
         seed=sequence.seed,
         stats=GenerationStats.of(sequence),
         logprobs=tuple(sequence.logprobs) if sequence.params.logprobs is not None else None,
-        prompt_logprobs=_prompt_logprobs(sequence),
+        prompt_logprobs=prompt_logprobs_of(sequence),
         logits_hashes=tuple(sequence.logits_hashes),
         error=sequence.error,
     )
 
 
-def _prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
-    if sequence.params.prompt_logprobs is None or sequence.choice > 0:
+def prompt_logprobs_of(sequence: Sequence) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities of the prompt that a sequence shares with its siblings, None when nobody asked."""
+    if sequence.params.prompt_logprobs is None:
         return None
-    return tuple(sequence.prompt_logprobs)
+    return tuple((sequence.fork_of or sequence).prompt_logprobs)

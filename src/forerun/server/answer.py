@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,9 @@ from fastapi import Request
 
 from forerun.generation import Choice
 from forerun.sequence import TokenLogprob
-from forerun.server.async_engine import RequestStream
 from forerun.server.errors import ApiError, failure_of
-from forerun.server.updates import Token
+from forerun.server.streams import StreamGroup
+from forerun.server.updates import ChoiceUpdate, Token
 from forerun.text.tokenizer import Tokenizer
 
 CLIENT_CLOSED = 499  # nobody reads it; it stands in the log
@@ -20,57 +21,87 @@ CLIENT_CLOSED = 499  # nobody reads it; it stands in the log
 
 @dataclass
 class Answer:
-    """One whole choice with its tokens."""
+    """One whole choice and how it came.
 
+    prompt  which of the request's prompts it answers
+    """
+
+    prompt: int
     choice: Choice
-    tokens: list[Token] = field(default_factory=list)
+    updates: list[ChoiceUpdate] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for update in self.updates for token in update.tokens]
 
 
-async def collect(stream: RequestStream, http: Request) -> list[Answer]:
-    """All choices of a request, in order. Ends the generation when the client leaves.
+async def collect(group: StreamGroup, http: Request) -> list[Answer]:
+    """All choices of all prompts, in order. Ends the generation when the client leaves.
 
     Raises ApiError when a choice failed or the client left.
     """
-    tokens: dict[int, list[Token]] = {}
-    choices: dict[int, Choice] = {}
-    leaving = asyncio.ensure_future(_closes_when_gone(stream, http))
+    came: dict[tuple[int, int], list[ChoiceUpdate]] = {}
+    leaving = asyncio.ensure_future(_closes_when_gone(group, http))
     try:
-        async for updates in stream:
+        async for prompt, updates in group:
             for update in updates:
-                tokens.setdefault(update.index, []).extend(update.tokens)
-                if update.choice is not None:
-                    choices[update.index] = update.choice
+                came.setdefault((prompt, update.index), []).append(update)
     finally:
         leaving.cancel()
-        stream.close()
+        group.close()
     if await http.is_disconnected():
         raise ApiError(CLIENT_CLOSED, "the client left", code="client_closed")
-    answers = [Answer(choices[index], tokens[index]) for index in sorted(choices)]
-    for answer in answers:
-        if (failure := failure_of(answer.choice)) is not None:
-            raise failure
+    answers = []
+    for (prompt, _), updates in sorted(came.items()):
+        choice = updates[-1].choice
+        if choice is not None:
+            answers.append(Answer(prompt, choice, updates))
+            if (failure := failure_of(choice)) is not None:
+                raise failure
     return answers
 
 
-async def _closes_when_gone(stream: RequestStream, http: Request) -> None:
+async def _closes_when_gone(group: StreamGroup, http: Request) -> None:
     while not await http.is_disconnected():
         await asyncio.sleep(0.05)
-    stream.close()
+    group.close()
 
 
-def usage(num_prompt: int, choices: Seq[Choice]) -> dict[str, Any]:
-    """Token counts in OpenAI's form, over all choices."""
+def usage(num_prompt: int, choices: Seq[Choice], num_reasoning: int = 0) -> dict[str, Any]:
+    """Token counts in OpenAI's form, over all choices. Drafts of any drafter count as predictions."""
     completion = sum(choice.stats.num_tokens for choice in choices)
-    cached = max((choice.stats.cached_prompt_tokens for choice in choices), default=0)
+    # Choices of one prompt share it: what the first found in the cache is what the prompt had there.
+    cached = sum(choice.stats.cached_prompt_tokens for choice in choices if choice.index == 0)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": completion,
         "total_tokens": num_prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
+            "reasoning_tokens": num_reasoning,
             "accepted_prediction_tokens": sum(choice.stats.accepted for choice in choices),
             "rejected_prediction_tokens": sum(choice.stats.drafted - choice.stats.accepted for choice in choices),
         },
+    }
+
+
+def speculation(choices: Seq[Choice]) -> dict[str, Any]:
+    """What drafting did for these choices: forerun's own block in an answer.
+
+    tokens_per_step  1.0 without accepted drafts
+    """
+    stats = [choice.stats for choice in choices]
+    steps = sum(each.steps for each in stats)
+    by_drafter: Counter[str] = Counter()
+    for each in stats:
+        by_drafter.update(each.accepted_by)
+    return {
+        "drafted": sum(each.drafted for each in stats),
+        "accepted": sum(each.accepted for each in stats),
+        "accepted_by": dict(sorted(by_drafter.items())),
+        "steps": steps,
+        "tokens_per_step": round(sum(each.num_tokens for each in stats) / steps, 3) if steps else 0.0,
+        "lossy": any(each.lossy for each in stats),
     }
 
 

@@ -1,8 +1,7 @@
 """build_app: the routes, the error answers and the life of the engine's thread, as one ASGI application."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -15,7 +14,8 @@ from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.server.config import ServerConfig
 from forerun.server.errors import ApiError, api_error, error_body
-from forerun.server.routes import chat, health, models
+from forerun.server.problems import refusal
+from forerun.server.routes import capabilities, chat, completions, health, models, refused, responses, tokens
 from forerun.server.service import Service
 
 
@@ -33,8 +33,8 @@ def build_app(llm: LLM, config: ServerConfig) -> FastAPI:
             await engine.stop()
 
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    for router in (chat.router, models.router, health.router):
-        app.include_router(router)
+    for part in (chat, completions, responses, models, tokens, capabilities, health, refused):
+        app.include_router(part.router)
     _answer_errors(app)
     return app
 
@@ -51,8 +51,8 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        param, message, code = _first_problem(error.errors())
-        return JSONResponse(error_body(400, message, param, code), 400)
+        answer = refusal(error.errors(), error.body)
+        return JSONResponse(answer.body, answer.status_code)
 
     @app.exception_handler(HTTPException)
     async def other(_request: Request, error: HTTPException) -> JSONResponse:
@@ -63,15 +63,3 @@ def _answer_errors(app: FastAPI) -> None:
         return JSONResponse(
             error_body(500, "the server failed on this request: see its log", code="internal_error"), 500
         )
-
-
-def _first_problem(problems: Sequence[Any]) -> tuple[str | None, str, str]:
-    """(param, message, code) of the first thing that is wrong with a body."""
-    problem = problems[0]
-    place = [part for part in problem["loc"] if part != "body"]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".") or None
-    if problem["type"] == "extra_forbidden":
-        return param, f"{param} is not an option here: leave it out", "unknown_parameter"
-    if problem["type"] == "missing":
-        return param, f"{param or 'the body'} is required", "missing_required_parameter"
-    return param, f"{param or 'the body'}: {problem['msg']}", "invalid_value"

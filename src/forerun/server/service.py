@@ -26,6 +26,11 @@ class Service:
         """The model's name for clients."""
         return self.config.served_model
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that clients may use for it, the first one first."""
+        return tuple(dict.fromkeys((self.config.served_model, *self.config.model_aliases)))
+
 
 @dataclass(frozen=True)
 class Tenant:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.generation import Choice, choice_of, live_text
+from forerun.generation import Choice, choice_of, live_text, prompt_logprobs_of
 from forerun.sequence import Sequence, TokenLogprob
 
 
@@ -26,6 +26,7 @@ class Token:
 class ChoiceUpdate:
     """What one step added to one choice.
 
+    prompt_logprobs  what was asked about the prompt's tokens, in the first update only
     tail    text that was held back and belongs to no single token; only with `choice`
     choice  the whole result, in the last update only
     """
@@ -34,6 +35,7 @@ class ChoiceUpdate:
     tokens: tuple[Token, ...]
     tail: str = ""
     choice: Choice | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -45,6 +47,7 @@ class Feed:
 
     def __init__(self) -> None:
         self._num_tokens = 0
+        self._is_first = True
 
     def read(self, sequence: Sequence) -> ChoiceUpdate:
         """What came since the last call."""
@@ -57,4 +60,6 @@ class Feed:
             Token(token, pieces[at], sequence.drafted_by[at], logprob)
             for at, (token, logprob) in enumerate(zip(output, logprobs, strict=True), start=first)
         )
-        return ChoiceUpdate(sequence.choice, tokens, "".join(pieces[sequence.num_output :]), choice)
+        about_prompt = prompt_logprobs_of(sequence) if self._is_first else None
+        self._is_first = False
+        return ChoiceUpdate(sequence.choice, tokens, "".join(pieces[sequence.num_output :]), choice, about_prompt)

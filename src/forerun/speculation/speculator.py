@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
 from forerun.errors import RequestError
-from forerun.sequence import Sequence
+from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
 from forerun.speculation.rule import has_sound_probs
@@ -84,9 +84,9 @@ class Speculator:
         """Names of the drafters joined by "+", "off" without one."""
         return "+".join(drafter.name for drafter in self.drafters) or "off"
 
-    def check(self, sequence: Sequence) -> None:
+    def check(self, request: Request) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
-        wanted = sequence.params.speculation
+        wanted = request.params.speculation
         names = [drafter.name for drafter in self.drafters]
         if wanted.drafter not in (None, "off", *names):
             known = ", ".join(["off", *names])

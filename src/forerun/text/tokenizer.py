@@ -94,6 +94,15 @@ class Tokenizer:
         """A token as the model file spells it; "" beyond the vocabulary."""
         return self._vocabulary.texts[token] if 0 <= token < self.vocab_size else ""
 
+    def added_id(self, text: str) -> int | None:
+        """Id of the token that the vocabulary was given for exactly this text, None when there is none.
+
+        Ordinary tokens, which come out of merges, do not count.
+        """
+        token: int | None = self._vocabulary.core.token_to_id(text)
+        known = self._vocabulary.control | self._vocabulary.literal
+        return token if token in known else None
+
     def is_special(self, token: int) -> bool:
         """True for a control token."""
         return token in self._vocabulary.control
@@ -106,6 +115,11 @@ class Tokenizer:
     @property
     def bos_id(self) -> int | None:
         return self._vocabulary.bos_id
+
+    @property
+    def adds_bos(self) -> bool:
+        """True when a prompt begins with BOS."""
+        return self._vocabulary.add_bos
 
     @property
     def eos_ids(self) -> tuple[int, ...]:

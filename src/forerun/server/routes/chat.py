@@ -1,113 +1,117 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from forerun.generation import Choice
-from forerun.server.answer import Answer, collect, logprob_entry, token_detail, usage
+from forerun.server.answer import Answer, collect, logprob_entry, speculation, token_detail, usage
 from forerun.server.asking import chat_request
-from forerun.server.async_engine import RequestStream
+from forerun.server.documented import generating
 from forerun.server.errors import failure_of
 from forerun.server.message import deltas_of, finish_reason, message_of
-from forerun.server.parsing import OutputParser, make_parser
+from forerun.server.reading import ChoiceReader
+from forerun.server.schema.answers import ChatCompletion
 from forerun.server.schema.chat import ChatRequest
 from forerun.server.service import Asker, Service, Serving
 from forerun.server.sse import stream_response
+from forerun.server.streams import StreamGroup, submit_all
 from forerun.server.strict_json import StrictRoute
+from forerun.server.updates import Token
 
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post("/v1/chat/completions", response_model=None, responses=generating(ChatCompletion))
 async def chat_completions(body: ChatRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
-    stream = await service.engine.submit(chat_request(body, service, tenant))
+    request = await asyncio.to_thread(chat_request, body, service, tenant)
+    readers = {index: ChoiceReader(body, request, service) for index in range(request.params.n)}
     head = {
-        "id": f"chatcmpl-{stream.request.id}",
+        "id": f"chatcmpl-{request.id}",
         "created": int(time.time()),
         "model": body.model,
         "system_fingerprint": service.llm.numerics_id,
     }
-    parsers = {index: make_parser(body, stream.request, service) for index in range(stream.request.params.n)}
+    group = await submit_all(service.engine, [request])
     if body.stream:
-        return stream_response(_chunks(stream, body, service, head, parsers))
-    answers = await collect(stream, http)
-    return JSONResponse(
-        head
-        | {
-            "object": "chat.completion",
-            "choices": [_choice(answer, body, service, parsers[answer.choice.index]) for answer in answers],
-            "usage": usage(len(stream.request.prompt), [answer.choice for answer in answers]),
-        }
-    )
+        return stream_response(_chunks(group, body, service, head, readers), group)
+    answers = await collect(group, http)
+    document = head | {
+        "object": "chat.completion",
+        "choices": [_choice(answer, body, service, readers[answer.choice.index]) for answer in answers],
+    }
+    return JSONResponse(document | _totals(group, [answer.choice for answer in answers], readers))
+
+
+def _totals(group: StreamGroup, choices: list[Choice], readers: Mapping[int, ChoiceReader]) -> dict[str, Any]:
+    num_reasoning = sum(reader.num_reasoning for reader in readers.values())
+    return {
+        "usage": usage(group.num_prompt_tokens, choices, num_reasoning),
+        "speculation": speculation(choices),
+    }
 
 
 # ---- whole answers ----
 
 
-def _choice(answer: Answer, body: ChatRequest, service: Service, parser: OutputParser) -> dict[str, Any]:
-    parts = parser.push(answer.choice.text) + parser.finish()
-    has_calls = any(part.tool_call is not None for part in parts)
+def _choice(answer: Answer, body: ChatRequest, service: Service, reader: ChoiceReader) -> dict[str, Any]:
+    parts = [part for update in answer.updates for part in reader.read(update)]
     document = {
         "index": answer.choice.index,
         "message": message_of(parts),
-        "logprobs": _logprobs(answer, service) if body.logprobs else None,
-        "finish_reason": finish_reason(answer.choice, has_calls),
+        "logprobs": None,
+        "finish_reason": finish_reason(answer.choice, reader.has_calls),
+        "seed": answer.choice.seed,
     }
+    return document | _details(answer.tokens, body, service)
+
+
+def _details(tokens: Seq[Token], body: ChatRequest, service: Service) -> dict[str, Any]:
+    """What is told about tokens, where it was asked for."""
+    details: dict[str, Any] = {}
+    if body.logprobs:
+        entries = [token.logprob for token in tokens if token.logprob is not None]
+        content = [logprob_entry(entry, service.llm.tokenizer) for entry in entries]
+        details["logprobs"] = {"content": content, "refusal": None}
     if body.token_details:
-        document["token_details"] = [token_detail(token) for token in answer.tokens]
-    return document
-
-
-def _logprobs(answer: Answer, service: Service) -> dict[str, Any]:
-    entries = answer.choice.logprobs or ()
-    return {"content": [logprob_entry(entry, service.llm.tokenizer) for entry in entries], "refusal": None}
+        details["token_details"] = [token_detail(token) for token in tokens]
+    return details
 
 
 # ---- streams ----
 
 
 async def _chunks(
-    stream: RequestStream, body: ChatRequest, service: Service, head: dict[str, Any], parsers: dict[int, OutputParser]
+    group: StreamGroup, body: ChatRequest, service: Service, head: dict[str, Any], readers: Mapping[int, ChoiceReader]
 ) -> AsyncIterator[dict[str, Any]]:
-    with_usage = body.stream_options is not None and body.stream_options.include_usage
-    head = head | {"object": "chat.completion.chunk"} | ({"usage": None} if with_usage else {})
-    for index in parsers:
+    head = head | {"object": "chat.completion.chunk"} | ({"usage": None} if body.wants_usage else {})
+    for index in readers:
         yield head | {"choices": [_delta(index, {"role": "assistant", "content": ""})]}
     choices: list[Choice] = []
-    callers: set[int] = set()  # choices that have called a tool
-    async for updates in stream:
+    async for _, updates in group:
         for update in updates:
-            parser = parsers[update.index]
-            parts = parser.push(update.text) + (parser.finish() if update.choice is not None else [])
-            if any(part.tool_call is not None for part in parts):
-                callers.add(update.index)
-            extra: dict[str, Any] = {}
-            if body.logprobs:
-                entries = [token.logprob for token in update.tokens if token.logprob is not None]
-                extra["logprobs"] = {
-                    "content": [logprob_entry(entry, service.llm.tokenizer) for entry in entries],
-                    "refusal": None,
-                }
-            if body.token_details:
-                extra["token_details"] = [token_detail(token) for token in update.tokens]
-            for delta in deltas_of(parts) or ([{}] if extra and update.tokens else []):
-                yield head | {"choices": [_delta(update.index, delta) | extra]}
-                extra = {}
-            if update.choice is not None:
-                choices.append(update.choice)
-                if (failure := failure_of(update.choice)) is not None:
-                    raise failure
-                yield head | {
-                    "choices": [_delta(update.index, {}, finish_reason(update.choice, update.index in callers))]
-                }
-    if with_usage:
-        yield head | {"choices": [], "usage": usage(len(stream.request.prompt), choices)}
+            reader = readers[update.index]
+            details = _details(update.tokens, body, service)
+            for delta in deltas_of(reader.read(update)) or ([{}] if details and update.tokens else []):
+                yield head | {"choices": [_delta(update.index, delta) | details]}
+                details = {}
+            if update.choice is None:
+                continue
+            if (failure := failure_of(update.choice)) is not None:
+                raise failure
+            choices.append(update.choice)
+            last = _delta(update.index, {}, finish_reason(update.choice, reader.has_calls))
+            chunk = head | {"choices": [last | {"seed": update.choice.seed}]}
+            yield chunk | ({"speculation": speculation(choices)} if len(choices) == len(readers) else {})
+    if body.wants_usage:
+        yield head | {"choices": []} | _totals(group, choices, readers)
 
 
-def _delta(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _delta(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}

@@ -1,11 +1,13 @@
-"""The options that every generating endpoint shares, validated; unknown ones are refused."""
+"""The options that generating endpoints share, validated; unknown ones are refused."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
 from forerun.sequence import SamplingParams, SpeculationParams
+from forerun.server.schema.refused import REFUSED_OPTIONS, REFUSED_VALUES
 
 # Options that SamplingParams knows by the same name and whose default it knows best.
 _SAME_NAME = (
@@ -19,6 +21,18 @@ _SAME_NAME = (
     "min_tokens",
     "n",
 )
+_LARGEST = 2**31 - 1
+
+
+def only_false(name: str) -> AfterValidator:
+    """A switch that may be off."""
+
+    def check(value: bool | None) -> bool | None:
+        if value:
+            raise PydanticCustomError("unsupported_value", "{reason}", {"reason": REFUSED_VALUES[name]})
+        return value
+
+    return AfterValidator(check)
 
 
 class Schema(BaseModel):
@@ -37,37 +51,61 @@ class SpeculationOptions(Schema):
 class StreamOptions(Schema):
     """What a stream carries beside the answer."""
 
-    include_usage: bool = Field(False, description="a last chunk with the token counts")
+    include_usage: bool | None = Field(None, description="a last chunk with the token counts")
+    include_obfuscation: Annotated[bool | None, only_false("include_obfuscation")] = Field(
+        None, description="only false: streams are not padded"
+    )
 
 
-class GenerationOptions(Schema):
-    """Sampling, limits and forerun's own options."""
+class HarmlessOptions(Schema):
+    """Options that clients send and that ask for nothing, or for what is so anyway."""
+
+    user: str | None = Field(None, description="accepted for compatibility; has no effect")
+    safety_identifier: str | None = Field(None, description="accepted for compatibility; has no effect")
+    prompt_cache_key: str | None = Field(None, description="accepted for compatibility; prefixes are found by content")
+    metadata: dict[str, str] | None = Field(None, description="accepted for compatibility; has no effect")
+    store: Annotated[bool | None, only_false("store")] = Field(None, description="only false: nothing is stored")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, given: Any) -> Any:
+        """What is refused may be null, as anything may that is not asked for."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if not (value is None and key in REFUSED_OPTIONS)}
+
+
+class SamplingOptions(HarmlessOptions):
+    """Sampling and forerun's own options. An option that is null is as one that is left out."""
 
     model: str = Field(description="the served model's name")
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 is greedy; default 1")
     top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=0, description="of the K likeliest tokens; 0 is off")
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0, le=_LARGEST, description="of the K likeliest tokens; 0 is off")
+    min_p: float | None = Field(None, ge=0.0, le=1.0, description="of tokens at least this likely beside the likeliest")
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0)
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_tokens: int | None = Field(None, ge=0)
-    ignore_eos: bool = False
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    repetition_penalty: float | None = Field(None, gt=0.0, le=100.0, description="over prompt and answer; 1 is off")
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = Field(
+        None, description="token ids to what is added to their logits"
+    )
+    seed: int | None = Field(None, ge=-(2**127), lt=2**127, description="repeats an answer; one is drawn otherwise")
+    stop: str | list[str] | None = Field(None, description="strings that end the answer, at most 64")
+    stop_token_ids: list[Annotated[int, Field(ge=0, le=_LARGEST)]] | None = None
+    min_tokens: int | None = Field(None, ge=0, le=_LARGEST, description="no end of any kind before so many tokens")
+    ignore_eos: bool | None = Field(None, description="do not end at the model's own end of text")
     cache_salt: str | None = Field(None, description="requests with different salts share no cached prefix")
-    speculation: SpeculationOptions | None = None
-    token_details: bool = Field(False, description="adds per token: id, text, drafter, log-probability")
-    user: str | None = Field(None, description="accepted for compatibility; has no effect")
+    priority: int | None = Field(None, ge=-_LARGEST, le=_LARGEST, description="lower is served first; default 0")
+    speculation: SpeculationOptions | None = Field(None, description="how this request is drafted for")
+    token_details: bool | None = Field(None, description="adds per token: id, text, drafter, log-probability")
 
-    def sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
         """SamplingParams of these options. Raises RequestError naming an option out of range."""
-        given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(self, name, None)) is not None}
         if self.speculation is not None:
             given["speculation"] = SpeculationParams(self.speculation.drafter, self.speculation.max_depth)
         return SamplingParams(
@@ -76,14 +114,29 @@ class GenerationOptions(Schema):
             logit_bias=_token_bias(self.logit_bias or {}),
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
+            ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             **given,
         )
 
 
+class GenerationOptions(SamplingOptions):
+    """What chat and plain completions share."""
+
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="choices for each prompt")
+    stream_options: StreamOptions | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """The stream ends with the token counts."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def check_stream(self) -> None:
+        """Raise RequestError for options of a stream that is none."""
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options needs stream to be true", param="stream_options")
+
+
 def _token_bias(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise RequestError("logit_bias maps token ids, written as numbers, to biases", param="logit_bias") from None
+    return {int(token): bias for token, bias in given.items()}

@@ -1,0 +1,76 @@
+"""What is wrong with a body, from the validation's list of complaints: the option, a sentence and a code."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from forerun.server.errors import ApiError
+from forerun.server.schema.refused import REFUSED_OPTIONS
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unsupported_value": "unsupported_value",
+    "unsupported_content": "unsupported_content",
+}
+
+
+def refusal(problems: Seq[Mapping[str, Any]], body: Any) -> ApiError:
+    """The answer to a body that does not fit its schema.
+
+    The first option at fault is named. An option that may have several forms is at fault once for each of them; of
+    these the complaint that came furthest into the body tells most.
+    """
+    placed = [(_place(problem, body), problem) for problem in problems]
+    options = [place[:1] for place, _ in placed]
+    of_first = [pair for pair, option in zip(placed, options, strict=True) if option == options[0]]
+    place, problem = max(of_first, key=lambda pair: (pair[1]["type"] in _CODES, len(pair[0])))
+    param = _spell(place) or None
+    return ApiError(400, _sentence(problem, place, param), param=param, code=_code(problem, place))
+
+
+def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
+    """Where in the body, without the names of the schema's alternatives."""
+    place: list[str | int] = []
+    parts = [part for part in problem["loc"] if part != "body"]
+    if parts[-1:] == ["[key]"]:  # a map's key is at fault, which is no place of its own
+        parts = parts[:-2]
+    for part in parts:
+        is_last = part is parts[-1]
+        if isinstance(body, dict) and isinstance(part, str):
+            if part in body or (is_last and problem["type"] == "missing"):
+                place.append(part)
+                body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            place.append(part)
+            body = body[part]
+    if not place and parts and body is None:  # parameters outside of the body
+        place = parts[-1:]
+    return tuple(place)
+
+
+def _spell(place: Seq[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+
+
+def _is_refused(problem: Mapping[str, Any], place: Seq[str | int]) -> bool:
+    return problem["type"] == "extra_forbidden" and len(place) == 1 and place[0] in REFUSED_OPTIONS
+
+
+def _sentence(problem: Mapping[str, Any], place: Seq[str | int], param: str | None) -> str:
+    what = param or "the body"
+    if _is_refused(problem, place):
+        return f"{what} cannot be honoured: {REFUSED_OPTIONS[str(place[0])]}"
+    if problem["type"] == "extra_forbidden":
+        return f"{what} is not an option here: leave it out"
+    if problem["type"] == "missing":
+        return f"{what} is required"
+    if problem["type"] in _CODES:
+        return f"{what} cannot be honoured: {problem['msg']}"
+    return f"{what}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+
+
+def _code(problem: Mapping[str, Any], place: Seq[str | int]) -> str:
+    if _is_refused(problem, place):
+        return "unsupported_parameter"
+    return _CODES.get(problem["type"], "invalid_value")
