@@ -70,6 +70,9 @@ struct PackedLinearArgs {
     size_t ldo;
 };
 
+// How numbers of a KV layer are stored.
+enum class KvCodec { kBf16, kFp32 };
+
 // Keys and values of one layer, as in kv_store.h.
 struct KvLayer {
     char* base;
@@ -78,6 +81,7 @@ struct KvLayer {
     int num_heads;       // G
     int head_dim;        // D
     bool is_tiled;       // K and V are laid out for tile products
+    KvCodec codec;
 };
 
 struct WriteKvArgs {

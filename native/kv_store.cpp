@@ -8,17 +8,11 @@ namespace forerun {
 
 namespace {
 
-size_t bytes_per_element(const std::string& codec) {
-    if (codec == "bf16") return 2;
-    if (codec == "fp32") return 4;
-    throw std::invalid_argument("KV codec must be bf16 or fp32, got '" + codec + "'");
+size_t layer_block_bytes(const KvGeometry& layer, int block_size) {
+    return 2 * static_cast<size_t>(layer.num_heads) * layer.head_dim * block_size * element_bytes(layer.codec);
 }
 
-size_t layer_block_bytes(const KvGeometry& layer, int block_size, size_t element_bytes) {
-    return 2 * static_cast<size_t>(layer.num_heads) * layer.head_dim * block_size * element_bytes;
-}
-
-size_t total_bytes(int num_blocks, int block_size, size_t element_bytes, const std::vector<KvGeometry>& layers) {
+size_t total_bytes(int num_blocks, int block_size, const std::vector<KvGeometry>& layers) {
     if (num_blocks < 1 || block_size < kLanes || block_size % kLanes != 0) {
         throw std::invalid_argument("KV blocks must be at least 1, of a multiple of 16 slots");
     }
@@ -28,24 +22,35 @@ size_t total_bytes(int num_blocks, int block_size, size_t element_bytes, const s
     size_t bytes = 0;
     for (const KvGeometry& layer : layers) {
         if (layer.num_heads < 1 || layer.head_dim < 1) throw std::invalid_argument("KV heads must not be empty");
-        bytes += layer_block_bytes(layer, block_size, element_bytes) * static_cast<size_t>(num_blocks);
+        bytes += layer_block_bytes(layer, block_size) * static_cast<size_t>(num_blocks);
     }
     return bytes;
 }
 
 }  // namespace
 
-KvStore::KvStore(const KernelTable& table, int num_blocks, int block_size, const std::string& codec,
-                 std::vector<KvGeometry> layers)
-    : num_blocks_(num_blocks),
-      block_size_(block_size),
-      element_bytes_(bytes_per_element(codec)),
-      buffer_(total_bytes(num_blocks, block_size, element_bytes_, layers)) {
+KvCodec find_kv_codec(const std::string& name) {
+    if (name == "bf16") return KvCodec::kBf16;
+    if (name == "fp32") return KvCodec::kFp32;
+    throw std::invalid_argument("KV codec must be bf16 or fp32, got '" + name + "'");
+}
+
+size_t element_bytes(KvCodec codec) {
+    return codec == KvCodec::kFp32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+bool can_tile_kv(const KernelTable& table, KvCodec codec, int head_dim) {
+    return table.tiles_kv && codec == KvCodec::kBf16 && is_tiled_head(head_dim);
+}
+
+KvStore::KvStore(const KernelTable& table, int num_blocks, int block_size, const std::vector<KvGeometry>& layers)
+    : num_blocks_(num_blocks), block_size_(block_size), buffer_(total_bytes(num_blocks, block_size, layers)) {
     char* base = buffer_.data();
     for (const KvGeometry& layer : layers) {
-        const size_t block_bytes = layer_block_bytes(layer, block_size, element_bytes_);
-        const bool is_tiled = table.tiles_kv && !is_fp32() && is_tiled_head(layer.head_dim);
-        layers_.push_back(KvLayer{base, block_bytes, block_size, layer.num_heads, layer.head_dim, is_tiled});
+        const size_t block_bytes = layer_block_bytes(layer, block_size);
+        const bool is_tiled = can_tile_kv(table, layer.codec, layer.head_dim);
+        layers_.push_back(
+            KvLayer{base, block_bytes, block_size, layer.num_heads, layer.head_dim, is_tiled, layer.codec});
         base += block_bytes * static_cast<size_t>(num_blocks);
     }
 }
@@ -100,7 +105,7 @@ void KvStore::move_slots(const std::vector<std::pair<int, int>>& source_target) 
 
 // One slot of a half laid out [G, S, D].
 void KvStore::copy_whole(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const {
-    const size_t bytes = static_cast<size_t>(layer.head_dim) * element_bytes_;
+    const size_t bytes = static_cast<size_t>(layer.head_dim) * element_bytes(layer.codec);
     for (size_t head = 0; head < static_cast<size_t>(layer.num_heads); ++head) {
         const size_t first = head * static_cast<size_t>(block_size_);
         std::memcpy(to + (first + to_slot) * bytes, from + (first + from_slot) * bytes, bytes);
@@ -109,7 +114,7 @@ void KvStore::copy_whole(const KvLayer& layer, const char* from, size_t from_slo
 
 // One slot of a half laid out [G, D, S].
 void KvStore::copy_spread(const KvLayer& layer, const char* from, size_t from_slot, char* to, size_t to_slot) const {
-    const size_t rows = static_cast<size_t>(layer.num_heads) * layer.head_dim, size = element_bytes_;
+    const size_t rows = static_cast<size_t>(layer.num_heads) * layer.head_dim, size = element_bytes(layer.codec);
     for (size_t row = 0; row < rows; ++row) {
         const size_t first = row * static_cast<size_t>(block_size_);
         std::memcpy(to + (first + to_slot) * size, from + (first + from_slot) * size, size);

@@ -7,7 +7,8 @@
 //
 // Which of the two is up to the kernel table, see KernelTable::tiles_kv.
 //
-// Slot s is position s % S of block s / S. Codecs: "bf16", "fp32". Moves and copies copy bytes and never re-encode.
+// Slot s is position s % S of block s / S. Every layer has a codec of its own, "bf16" or "fp32". Moves and copies copy
+// bytes and never re-encode.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +24,27 @@ namespace forerun {
 struct KvGeometry {
     int num_heads;  // G
     int head_dim;   // D
+    KvCodec codec;
 };
+
+// Throws std::invalid_argument on an unknown name.
+KvCodec find_kv_codec(const std::string& name);
+
+// Bytes of one stored number.
+size_t element_bytes(KvCodec codec);
+
+// Does a table take such KV as tiles?
+bool can_tile_kv(const KernelTable& table, KvCodec codec, int head_dim);
 
 class KvStore {
   public:
-    // Throws std::invalid_argument on an unknown codec, sizes below 1 or a block size that is no multiple of 16.
-    KvStore(const KernelTable& table, int num_blocks, int block_size, const std::string& codec,
-            std::vector<KvGeometry> layers);
+    // Throws std::invalid_argument on sizes below 1 or a block size that is no multiple of 16.
+    KvStore(const KernelTable& table, int num_blocks, int block_size, const std::vector<KvGeometry>& layers);
 
     int num_blocks() const { return num_blocks_; }
     int block_size() const { return block_size_; }
     int64_t num_slots() const { return static_cast<int64_t>(num_blocks_) * block_size_; }
     int num_layers() const { return static_cast<int>(layers_.size()); }
-    bool is_fp32() const { return element_bytes_ == 4; }
     size_t bytes() const { return buffer_.bytes(); }
     const KvLayer& layer(int index) const { return layers_[static_cast<size_t>(index)]; }
 
@@ -51,7 +60,6 @@ class KvStore {
     char* block(const KvLayer& layer, int index) const { return layer.base + index * layer.block_bytes; }
 
     int num_blocks_, block_size_;
-    size_t element_bytes_;
     HugeBuffer buffer_;
     std::vector<KvLayer> layers_;
 };

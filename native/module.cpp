@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <limits>
@@ -121,14 +122,14 @@ void bind_memory(nb::module_& m) {
     nb::class_<KvStore>(m, "KvStore")
         .def(
             "__init__",
-            [](KvStore* self, const std::string& table, int num_blocks, int block_size, const std::string& codec,
-               const std::vector<std::pair<int, int>>& layers) {
+            [](KvStore* self, const std::string& table, int num_blocks, int block_size,
+               const std::vector<std::tuple<int, int, std::string>>& layers) {
                 std::vector<KvGeometry> geometry;
-                for (const auto& [num_heads, head_dim] : layers)
-                    geometry.push_back({num_heads, head_dim});
-                new (self) KvStore(find_table(table), num_blocks, block_size, codec, geometry);
+                for (const auto& [num_heads, head_dim, codec] : layers)
+                    geometry.push_back({num_heads, head_dim, find_kv_codec(codec)});
+                new (self) KvStore(find_table(table), num_blocks, block_size, geometry);
             },
-            "table"_a, "num_blocks"_a, "block_size"_a, "codec"_a, "layers"_a)
+            "table"_a, "num_blocks"_a, "block_size"_a, "layers"_a)
         .def_prop_ro("bytes", &KvStore::bytes)
         .def("copy_blocks", &KvStore::copy_blocks, "source_target"_a)
         .def("move_slots", &KvStore::move_slots, "source_target"_a)

@@ -24,8 +24,9 @@ void Program::run_attention(const Op& op, const BatchArrays& batch, const KvStor
     const AttentionArgs args{
         store.layer(op.layer),          pointer(op.a), stride(op.a),    pointer(op.out), stride(op.out),
         op.num_heads / op.num_kv_heads, op.number,     batch.positions, batch.ancestors, op.window};
-    const auto attend = store.is_fp32() ? table_.attention_fp32 : table_.attention_bf16;
-    const auto merge = store.is_fp32() ? table_.merge_fp32 : table_.merge_bf16;
+    const bool is_fp32 = args.layer.codec == KvCodec::kFp32;
+    const auto attend = is_fp32 ? table_.attention_fp32 : table_.attention_bf16;
+    const auto merge = is_fp32 ? table_.merge_fp32 : table_.merge_bf16;
     // With few queries the spans of one query are spread over threads and merged afterwards; the bits are the same.
     // Neighbouring heads go together, because their keys are read as one stream, if that leaves enough tasks.
     const auto enough = static_cast<size_t>(4 * pool_.size());

@@ -31,7 +31,7 @@ void Program::check_store(const KvStore& store) const {
         if (layer.num_heads != op.num_kv_heads || layer.head_dim * heads != op.a.width) {
             fail("the KV store of layer " + std::to_string(op.layer) + " has another shape than the model");
         }
-        if (layer.is_tiled != (table_.tiles_kv && !store.is_fp32() && is_tiled_head(layer.head_dim))) {
+        if (layer.is_tiled != can_tile_kv(table_, layer.codec, layer.head_dim)) {
             fail("the KV store is laid out for another kernel table");
         }
     }

@@ -197,10 +197,11 @@ void Program::round_rows(const Op& op, const RowTask& task) const {
 void Program::write_kv(const Op& op, const RowTask& task) const {
     WriteKvArgs args{
         task.store.layer(op.layer), pointer(op.a), stride(op.a), pointer(op.b), stride(op.b), task.batch.slots};
-    const size_t element_bytes = task.store.is_fp32() ? sizeof(float) : sizeof(uint16_t);
-    args.layer.base += static_cast<size_t>(op.first_head) * args.layer.head_dim * args.layer.block_size * element_bytes;
+    const size_t head_elements = static_cast<size_t>(args.layer.head_dim) * args.layer.block_size;
+    args.layer.base += static_cast<size_t>(op.first_head) * head_elements * element_bytes(args.layer.codec);
     args.layer.num_heads = op.num_kv_heads;
-    (task.store.is_fp32() ? table_.write_kv_fp32 : table_.write_kv_bf16)(args, task.begin, task.end);
+    const bool is_fp32 = args.layer.codec == KvCodec::kFp32;
+    (is_fp32 ? table_.write_kv_fp32 : table_.write_kv_bf16)(args, task.begin, task.end);
 }
 
 // Tasks of equal size, as many for every thread: large enough to stream, small enough to share the rest of a thread

@@ -238,11 +238,11 @@ class Setup:
             SchedulerConfig(
                 self.max_rows, self.max_outputs, self.max_num_seqs, self.max_model_len, max_chunk=self.max_chunk
             ),
-            CacheConfig(self.num_blocks, self.block_size, "fp32", self.prefix_caching),
+            CacheConfig(self.num_blocks, self.block_size, ("fp32",), self.prefix_caching),
             StepTime(),
         )
         speculation = SpeculationConfig(max_depth=self.max_depth, max_draft_rows=48)
-        self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, "fp32", (KvStack("target", 1, 1, 1),)))
+        self.backend.allocate_kv(KvLayout(self.num_blocks, self.block_size, (KvStack("target", 1, 1, 1, "fp32"),)))
         budget = self.budget or FixedBudget(speculation, self.max_model_len)
         speculator = Speculator(self.drafters, budget, self.vocab)
         verifier = make_verifier(self.verification)

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from forerun.drafter_check import DrafterCheck, check_drafters, likely_cause
-from forerun.llm import LLM
+from forerun.engine import EngineStats
+from forerun.errors import UsageError
+from forerun.llm import LLM, EngineOptions
 from forerun.speculation import drafter as registry
+from forerun.speculation.allocator import Allocator
 from forerun.speculation.drafter import Ask, register
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.tree import DraftTree
@@ -47,8 +50,15 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         register(kind.name, kind)
 
 
+UNCHECKED = EngineOptions(check_drafters=False)
+
+
+def load(path: Path, speculation: str, options: EngineOptions | None = UNCHECKED, max_model_len: int = 512) -> LLM:
+    return LLM(str(path), speculation=speculation, threads=1, max_model_len=max_model_len, options=options)
+
+
 def check(path: Path, speculation: str) -> list[DrafterCheck]:
-    return check_drafters(LLM(str(path), speculation=speculation, threads=1, max_model_len=512))
+    return check_drafters(load(path, speculation))
 
 
 def test_only_drafters_that_run_a_model_are_checked(tiny_model: Path) -> None:
@@ -72,6 +82,45 @@ def test_one_that_never_agrees_is_warned_about(tiny_model: Path, caplog: pytest.
     assert record.levelno == logging.WARNING
     assert "drafter foreign agrees with the model on 0% of text and 0% of chat" in record.message
     assert "another tokenizer" in record.message
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_model_is_loaded_with_the_check_or_without(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, is_on: bool
+) -> None:
+    load(tiny_model, "ngram+foreign", EngineOptions(check_drafters=is_on))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_on
+
+
+def test_the_check_leaves_no_trace_but_its_warning(tiny_model: Path) -> None:
+    llm = load(tiny_model, "foreign", None)
+    assert llm.engine.stats == EngineStats()
+    assert llm.engine.speculator.stats.drafts == 0
+    assert isinstance(llm.engine.speculator.budget, Allocator)
+    assert not llm.engine.has_work
+
+
+def test_a_drafter_that_runs_no_model_costs_nothing(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("nothing is to be generated")
+
+    monkeypatch.setattr(LLM, "generate", never)
+    load(tiny_model, "auto", None)
+
+
+def test_prompts_that_do_not_fit_are_left_out(tiny_model: Path) -> None:
+    assert check_drafters(load(tiny_model, "foreign", None, max_model_len=16)) == [
+        DrafterCheck("foreign", None, None, None)
+    ]
+
+
+def test_a_template_that_refuses_is_no_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("no")
+
+    monkeypatch.setattr(LLM, "chat_prompt", refuse)
+    (found,) = check_drafters(load(tiny_model, "foreign", None))
+    assert (found.text, found.chat) == (0.0, None)
 
 
 def test_without_a_template_text_alone_is_checked(tiny_model_without_template: Path) -> None:

@@ -168,7 +168,7 @@ class Unloadable(NgramDrafter):
     name = "unloadable"
 
     def kv_stacks(self, host: DraftHost) -> tuple[KvStack, ...]:
-        return (KvStack(self.name, 1, 1, 16),)
+        return (KvStack(self.name, 1, 1, 16, host.kv_format),)
 
     def load(self, host: DraftHost, first_kv_layer: int) -> None:
         raise UsageError("this drafter cannot be loaded")

@@ -2,7 +2,9 @@
 # Says what this machine lacks to build forerun, and how to get it.
 #
 #   check_prerequisites.sh [PYTHON]              one line per missing thing on stderr, exit code 1 if there is any
-#   check_prerequisites.sh --packages [PYTHON]   the missing things as Debian package names on stdout, exit code 0
+#   check_prerequisites.sh --packages [PYTHON]   the missing things as Debian package names on stdout, exit code 0,
+#                                                and what only the tests need: chromium, without which those of the
+#                                                server's page are skipped
 #
 # CMake and Ninja are not looked for: pip brings them when the system has none.
 set -eu
@@ -45,6 +47,7 @@ fi
 command -v make >/dev/null 2>&1 || lacks make "make (package make)"
 
 if [ "$list_packages" = yes ]; then
+    command -v chromium >/dev/null 2>&1 || packages="$packages chromium"
     echo $packages
     exit 0
 fi

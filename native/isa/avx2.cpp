@@ -1,5 +1,5 @@
-// The AVX2 table. Compiled with avx2, fma and f16c; reached only after cpu_features()
-// has found them all.
+// The AVX2 table, with products of 16-bit whole numbers for packed weights. Compiled with avx2, fma and f16c; reached
+// only after cpu_features() has found them all.
 #include <immintrin.h>
 
 #include "bf16.h"
@@ -9,6 +9,7 @@ namespace forerun {
 namespace avx2 {
 
 #include "vec/avx2.h"
+#include "vec/avx2_pairs.h"
 
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
@@ -21,16 +22,24 @@ namespace avx2 {
 
 #include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
-#include "kernels/unpack_lanes.inl.h"
+#include "kernels/unpack_pairs.inl.h"
 
-#include "kernels/linear_packed.inl.h"
-#include "kernels/round_and_sum.inl.h"
+#include "kernels/quantise_rows.inl.h"
+
+#include "kernels/linear_packed_int16.inl.h"
 #include "kernels/row_passes.inl.h"
 
 #include "kernels/table.inl.h"
 
+static constexpr KernelTable make_int16_table(const char* name) {
+    KernelTable table = make_table(name);
+    table.sums_per_tile = kFactsPerTile;
+    table.packed_takes_int16 = true;
+    return table;
+}
+
 }  // namespace avx2
 
-const KernelTable avx2_table = avx2::make_table("avx2");
+const KernelTable avx2_table = avx2::make_int16_table("avx2");
 
 }  // namespace forerun

@@ -9,6 +9,7 @@ namespace forerun {
 namespace avx512_vnni {
 
 #include "vec/avx512.h"
+#include "vec/avx512_pairs.h"
 
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
@@ -25,12 +26,12 @@ namespace avx512_vnni {
 
 #include "kernels/quantise_rows.inl.h"
 
-#include "kernels/linear_packed_vnni.inl.h"
+#include "kernels/linear_packed_int16.inl.h"
 #include "kernels/row_passes.inl.h"
 
 #include "kernels/table.inl.h"
 
-static constexpr KernelTable make_vnni_table(const char* name) {
+static constexpr KernelTable make_int16_table(const char* name) {
     KernelTable table = make_table(name);
     table.sums_per_tile = kFactsPerTile;
     table.packed_takes_int16 = true;
@@ -39,6 +40,6 @@ static constexpr KernelTable make_vnni_table(const char* name) {
 
 }  // namespace avx512_vnni
 
-const KernelTable avx512_vnni_table = avx512_vnni::make_vnni_table("avx512_vnni");
+const KernelTable avx512_vnni_table = avx512_vnni::make_int16_table("avx512_vnni");
 
 }  // namespace forerun

@@ -36,22 +36,17 @@ FORERUN_INLINE InputScale input_scale(uint32_t largest) {
 
 // The largest of `count` magnitudes, as bits: those of infinities and NaNs are larger than all others.
 FORERUN_INLINE uint32_t largest_magnitude(const float* x, int count) {
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512i largest = _mm512_setzero_si512();
-    for (int i = 0; i < count; i += kLanes) {
-        const __m512i bits = _mm512_castps_si512(load_first(x + i, count - i).v);
-        largest = _mm512_max_epu32(largest, _mm512_and_si512(bits, magnitude));
-    }
-    return _mm512_reduce_max_epu32(largest);
+    Words most = same_words(0);
+    for (int i = 0; i < count; i += kLanes)
+        most = larger(most, magnitudes(load_first(x + i, count - i)));
+    return largest(most);
 }
 
 // Sixteen inputs to whole numbers; minus their sum.
 FORERUN_INLINE int32_t quantise(Vec x, const InputScale& scale, uint16_t* out) {
-    const __m512 scaled = _mm512_mul_ps(x.v, _mm512_set1_ps(scale.inverse));
-    const __mmask16 finite = _mm512_cmp_ps_mask(scaled, scaled, _CMP_ORD_Q);
-    const __m512i whole = _mm512_min_epi32(_mm512_maskz_cvtps_epi32(finite, scaled), _mm512_set1_epi32(0x7fff));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(whole));
-    return -_mm512_reduce_add_epi32(whole);
+    const Words whole = whole_numbers(x * broadcast(scale.inverse));
+    store_int16(out, whole);
+    return -sum(whole);
 }
 
 static void quantise_row(const float* x, int width, uint16_t* out, size_t ldo, InputFacts* facts) {
@@ -66,8 +61,8 @@ static void quantise_row(const float* x, int width, uint16_t* out, size_t ldo, I
             facts->scale = scale.scale;
         }
     }
-    for (; i < static_cast<int>(ldo); i += kTileDepth)
-        _mm512_storeu_si512(out + i, _mm512_setzero_si512());
+    for (; i < static_cast<int>(ldo); i += kLanes)
+        store_int16(out + i, same_words(0));
 }
 
 static void round_rows_and_sum(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,

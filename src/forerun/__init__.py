@@ -20,9 +20,9 @@ _HOMES = {
     "FinishReason": "forerun.sequence",
     "TokenLogprob": "forerun.sequence",
     "SpeculationConfig": "forerun.config",
-    "Generation": "forerun.generation",
-    "Choice": "forerun.generation",
-    "StreamChunk": "forerun.generation",
+    "Generation": "forerun.results",
+    "Choice": "forerun.results",
+    "StreamChunk": "forerun.results",
     "ForerunError": "forerun.errors",
     "RequestError": "forerun.errors",
 }

@@ -57,7 +57,7 @@ class PackedMatrix:
 
 class KvStore:
     def __init__(
-        self, table: str, num_blocks: int, block_size: int, codec: str, layers: Sequence[tuple[int, int]]
+        self, table: str, num_blocks: int, block_size: int, layers: Sequence[tuple[int, int, str]]
     ) -> None: ...
     @property
     def bytes(self) -> int: ...

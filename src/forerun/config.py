@@ -8,18 +8,22 @@ from forerun.errors import UsageError
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """KV store. `num_blocks` is decided by the memory plan before the engine is built."""
+    """KV store. `num_blocks` is decided by the memory plan before the engine is built.
+
+    codecs  format of each stack of KV layers, the target's first
+    """
 
     num_blocks: int
     block_size: int = 32
-    codec: str = "bf16"
+    codecs: tuple[str, ...] = ("bf16",)
     prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         if self.block_size not in (16, 32, 64, 128, 256):
             raise UsageError(f"block size must be 16, 32, 64, 128 or 256, got {self.block_size}")
-        if self.codec not in ("bf16", "fp32"):
-            raise UsageError(f"unknown KV format {self.codec!r}: choose bf16 or fp32")
+        for codec in self.codecs:
+            if codec not in ("bf16", "fp32"):
+                raise UsageError(f"unknown KV format {codec!r}: choose bf16 or fp32")
         if self.num_blocks < 1:
             raise UsageError(f"the KV cache needs at least one block of {self.block_size} tokens; give it more memory")
 
@@ -32,7 +36,8 @@ class SchedulerConfig:
     max_outputs       rows whose logits are computed in one batch
     max_num_seqs      sequences running together
     max_model_len     tokens of prompt and output together
-    prefill_step_s    predicted step time, in seconds, that prefill may fill up while other sequences decode
+    prefill_slowdown  how many times the predicted time of the others' plain decoding a step may take with prefill
+    priority_s        seconds of waiting that make up for one level of a request's priority
     max_chunk         longest prefill chunk of one sequence (tests force short ones); 0 means max_rows
     """
 
@@ -40,7 +45,8 @@ class SchedulerConfig:
     max_outputs: int = 256
     max_num_seqs: int = 64
     max_model_len: int = 2048
-    prefill_step_s: float = 0.1
+    prefill_slowdown: float = 1.5
+    priority_s: float = 30.0
     max_chunk: int = 0
 
     def __post_init__(self) -> None:
@@ -49,8 +55,10 @@ class SchedulerConfig:
                 raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_chunk < 0:
             raise UsageError(f"max_chunk must be at least 0 (0 is no limit), got {self.max_chunk}")
-        if not (math.isfinite(self.prefill_step_s) and self.prefill_step_s >= 0):
-            raise UsageError(f"prefill_step_s must be seconds, at least 0, got {self.prefill_step_s}")
+        if not (math.isfinite(self.prefill_slowdown) and self.prefill_slowdown >= 1):
+            raise UsageError(f"prefill_slowdown must be at least 1, got {self.prefill_slowdown}")
+        if not (math.isfinite(self.priority_s) and self.priority_s >= 0):
+            raise UsageError(f"priority_s must be seconds, at least 0, got {self.priority_s}")
         if self.max_num_seqs > min(self.max_rows, self.max_outputs):
             raise UsageError("max_num_seqs cannot exceed max_rows or max_outputs: every sequence needs a row")
 

@@ -1,20 +1,25 @@
 """check_drafters: does a drafter that runs a model agree with the target at all?
 
-A draft model of another family, another tokenizer or a chat template that it does not know are no errors: everything
-works, and nothing is accepted. So built-in prompts are answered with each such drafter alone, and acceptance below a
-floor is logged with its likely cause. Drafters that run no model are not checked: they depend on the text.
+Place: LLM calls it once it has loaded. A draft model of another family, another tokenizer or a chat template that it
+does not know are no errors: everything works, and nothing is accepted. So built-in prompts are answered with each such
+drafter alone, and acceptance below a floor is logged with its likely cause. Drafters that run no model are not checked:
+they depend on the text.
 """
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 from forerun.config import SpeculationConfig
-from forerun.generation import GenerationStats
-from forerun.llm import LLM
+from forerun.engine import Engine, EngineStats
+from forerun.errors import ForerunError
+from forerun.results import Generation, GenerationStats
 from forerun.sequence import SamplingParams, SpeculationParams
 from forerun.speculation.budget import FixedBudget
 from forerun.speculation.speculator import SpeculationStats
+from forerun.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +32,27 @@ TEXTS = (
     "def count_words(text):\n    counts = {}\n    for word in text.split():\n        counts[word] =",
 )
 QUESTIONS = ("Why does the moon change its shape?", "Write a Python function that returns the larger of two numbers.")
+
+
+class Loaded(Protocol):
+    """A loaded model as the check sees it; llm.LLM is one."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    max_model_len: int
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def chat_prompt(self, messages: Seq[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation."""
+        ...
+
+    def generate(
+        self, prompts: Seq[Seq[int]], params: SamplingParams | None = None, *, salt: str = ""
+    ) -> list[Generation]:
+        """Continue each prompt."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -44,28 +70,46 @@ class DrafterCheck:
     cause: str | None
 
 
-def check_drafters(llm: LLM) -> list[DrafterCheck]:
+def check_drafters(llm: Loaded) -> list[DrafterCheck]:
     """Check the configured drafters that run a model; logs a warning for each that agrees too rarely.
 
-    Answers a few short prompts, so it is called when no request is running.
+    Answers a few short prompts, so it is called when no request is running. Prompts that do not fit the context are
+    left out.
     """
-    speculator = llm.engine.speculator
-    kept = speculator.budget, speculator.stats
+    engine, speculator = llm.engine, llm.engine.speculator
+    names = [drafter.name for drafter in speculator.drafters if drafter.is_paid]
+    if not names:
+        return []
+    kept = speculator.budget, speculator.stats, engine.stats
     speculator.budget = FixedBudget(SpeculationConfig(max_depth=DEPTH), llm.max_model_len)  # one that learns may refuse
-    speculator.stats = SpeculationStats()  # of requests that nobody made
+    speculator.stats, engine.stats = SpeculationStats(), EngineStats()  # of requests that nobody made
     try:
-        return [_check(llm, drafter.name) for drafter in speculator.drafters if drafter.is_paid]
+        texts = _fitting(llm, [llm.tokenizer.encode_prompt(text) for text in TEXTS])
+        chats = _fitting(llm, _conversations(llm))
+        return [_check(llm, name, texts, chats) for name in names]
     finally:
-        speculator.budget, speculator.stats = kept
+        speculator.budget, speculator.stats, engine.stats = kept
 
 
-def _check(llm: LLM, name: str) -> DrafterCheck:
-    prompts = [llm.tokenizer.encode_prompt(text) for text in TEXTS]
-    if llm.has_chat_template:
-        prompts += [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
+def _conversations(llm: Loaded) -> list[list[int]]:
+    """Prompts of QUESTIONS; none where the model has no chat template, or one that refuses them."""
+    if not llm.has_chat_template:
+        return []
+    try:
+        return [llm.chat_prompt([{"role": "user", "content": question}]) for question in QUESTIONS]
+    except ForerunError as error:
+        log.info("drafters are not checked on conversations: %s", error)
+        return []
+
+
+def _fitting(llm: Loaded, prompts: list[list[int]]) -> list[list[int]]:
+    return [prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= llm.max_model_len]
+
+
+def _check(llm: Loaded, name: str, texts: list[list[int]], chats: list[list[int]]) -> DrafterCheck:
     params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
-    stats = [answer.stats for answer in llm.generate(prompts, params, salt="forerun.drafter_check")]
-    text, chat = _acceptance(stats[: len(TEXTS)]), _acceptance(stats[len(TEXTS) :])
+    stats = [answer.stats for answer in llm.generate(texts + chats, params, salt="forerun.drafter_check")]
+    text, chat = _acceptance(stats[: len(texts)]), _acceptance(stats[len(texts) :])
     found = DrafterCheck(name, text, chat, likely_cause(text, chat))
     if found.cause is not None:
         shares = [f"{share:.0%} of {kind}" for kind, share in (("text", text), ("chat", chat)) if share is not None]

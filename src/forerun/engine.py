@@ -3,7 +3,16 @@
     sequences arrive -> select -> copy -> propose -> build -> forward -> draw -> verify -> commit -> apply -> observe
 
 A step either commits as a whole or not at all. When it fails, its sequences are retried alone, and only one that fails
-again by itself is ended with an error; the others never notice.
+again by itself is ended with an error; the others never notice. What each phase's failure costs:
+
+    select, copy            every sequence gives its blocks back, then each has a selection of its own
+    propose                 this step's drafts; speculation altogether when that goes on
+    build, forward, draw    the step is repeated for each sequence alone
+    append                  the sequence
+    move                    the KV of accepted drafts: it is computed again
+    publish                 a prefix is not found again
+    collect, observe        what a drafter would have learned
+    clear                   nothing: blocks are cleared later
 """
 
 import itertools
@@ -14,13 +23,12 @@ from dataclasses import dataclass, replace
 
 from forerun.backends.base import Backend, ForwardResult, SlotMove
 from forerun.batch import Batch, Drawn, Outcome
-from forerun.errors import RequestError
+from forerun.errors import RequestError, one_line
 from forerun.profile import NoClock, StepClock
 from forerun.sampling.noise import make_key, random_seed
 from forerun.sampling.prompt_scores import read_scores, scored_positions
 from forerun.scheduler.build import build_batch
-from forerun.scheduler.finish import one_line
-from forerun.scheduler.scheduler import Scheduler, Selection, Share
+from forerun.scheduler.scheduler import Changes, Scheduler, Selection, Share
 from forerun.sequence import FinishReason, Request, Sequence, TokenLogprob
 from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
@@ -37,6 +45,7 @@ class EngineStats:
     steps: int = 0
     rows: int = 0
     failed_steps: int = 0
+    last_error: str = ""  # of a failed step, in one line
     forward_s: float = 0.0  # inside the backend: forward and draw
     total_s: float = 0.0  # whole steps
 
@@ -79,6 +88,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._block_size = scheduler.block_size
         self._ids = itertools.count()
+        self._unclear: list[int] = []  # blocks that must be cleared still
 
     # ---- requests ----
 
@@ -118,8 +128,22 @@ class Engine:
         """End a sequence now; its blocks are free when this returns."""
         if not sequence.is_finished:
             self.scheduler.remove(sequence, reason)
-            self.speculator.end(sequence)
+            self._leave(sequence)
             sequence.stats.finished_s = time.perf_counter()
+
+    def fail_all(self, error: Exception) -> list[Sequence]:
+        """End everybody who runs, after a step that raised; returns them. Who waits goes on waiting."""
+        running = list(self.scheduler.running)
+        self.stats.failed_steps += 1
+        self.stats.last_error = one_line(error)
+        self.scheduler.reset()
+        return [self._fail(sequence, error) for sequence in running]
+
+    @property
+    def verification(self) -> dict[str, str | bool]:
+        """How drafts are verified, and what that promises."""
+        verifier = self._verifier
+        return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
 
     @property
     def verification(self) -> dict[str, str | bool]:
@@ -141,13 +165,46 @@ class Engine:
         """Run one step; returns the sequences that got tokens or ended."""
         start = time.perf_counter()
         self._clock.start_step()
-        selection = self.scheduler.select(self.speculator.room)
+        try:
+            selection = self._select()
+        except Exception as error:
+            self._note("select", error)
+            return self._select_alone()
+        return self._run(selection, start) if selection.shares else []
+
+    def _select(self, only: Sequence | None = None) -> Selection:
+        """Choose the work, and make the copies of blocks that it needs."""
+        selection = self.scheduler.select(self._room, only)
         self._clock.end_phase("select")
-        if not selection.shares:
-            return []
         if selection.copies:  # first, because drafters may read and write the KV of the blocks that are copied
             self._backend.copy_blocks(selection.copies)
             self._clock.end_phase("copy")
+        return selection
+
+    def _select_alone(self) -> list[Sequence]:
+        """A step of its own for every sequence that could run. Blocks and sequences are of no certain state: all give
+        back what they own, before the first and whenever one fails again, which ends that one."""
+        self.scheduler.reset()
+        advanced: list[Sequence] = []
+        for sequence in self.scheduler.first_in_line():
+            start = time.perf_counter()
+            try:
+                selection = self._select(only=sequence)
+            except Exception as error:
+                log.exception("no step could be made for sequence %d, which ends", sequence.id)
+                self.scheduler.reset()
+                advanced.append(self._fail(sequence, error))
+            else:
+                advanced += self._run(selection, start) if selection.shares else []
+        return list(dict.fromkeys(advanced))
+
+    def _note(self, phase: str, error: Exception) -> None:
+        """Count and log the exception that is being handled."""
+        self.stats.failed_steps += 1
+        self.stats.last_error = one_line(error)
+        log.warning("a step failed in %s, its sequences are retried alone: %s", phase, error, exc_info=True)
+
+    def _run(self, selection: Selection, start: float) -> list[Sequence]:
         draft_start = time.perf_counter()
         trees = self._propose(selection)
         draft_s = time.perf_counter() - draft_start
@@ -159,15 +216,24 @@ class Engine:
         self.stats.total_s += time.perf_counter() - start
         return advanced
 
+    def _room(self, sequence: Sequence, num_decoding: int) -> int:
+        try:
+            return self.speculator.room(sequence, num_decoding)
+        except Exception as error:
+            self.speculator.broke("room", error)
+            return 0
+
     def _propose(self, selection: Selection) -> list[DraftTree | None]:
         """A tree per share that draws, None for the others."""
         drawing = [share for share in selection.shares if share.draws]
         other_rows = sum(share.num_tokens for share in selection.shares) - len(drawing)
-        proposed = iter(
-            self.speculator.propose(
-                [share.sequence for share in drawing], [share.max_nodes for share in drawing], other_rows
-            )
-        )
+        sequences = [share.sequence for share in drawing]
+        try:
+            trees = self.speculator.propose(sequences, [share.max_nodes for share in drawing], other_rows)
+        except Exception as error:
+            self.speculator.broke("propose", error)
+            trees = [DraftTree.root_only(sequence.tokens[-1]) for sequence in sequences]
+        proposed = iter(trees)
         return [next(proposed) if share.draws else None for share in selection.shares]
 
     def _compute(
@@ -177,8 +243,7 @@ class Engine:
         try:
             result = self._forward(shares, trees)
         except Exception as error:
-            self.stats.failed_steps += 1
-            log.warning("a step of %d sequences failed, each is retried alone: %s", len(shares), error, exc_info=True)
+            self._note("compute", error)
             return self._retry_alone(shares, trees, start, draft_s)
         return self._commit(result, start, draft_s)
 
@@ -230,34 +295,61 @@ class Engine:
     def _commit(self, result: _Result, start: float, draft_s: float) -> list[Sequence]:
         scores = iter(result.scores)
         for share in result.shares:
-            start = share.sequence.num_computed
-            told = len(scored_positions(share.sequence, start, start + share.num_tokens))
+            first = share.sequence.num_computed
+            told = len(scored_positions(share.sequence, first, first + share.num_tokens))
             share.sequence.prompt_logprobs += itertools.islice(scores, told)
         changes = self.scheduler.commit(result.shares, result.outcomes, result.drawn, time.perf_counter())
         self._clock.end_phase("commit")
         if changes.moves:
-            self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
+            self._move(changes)
             self._clock.end_phase("move")
         pairs = [(s.sequence, o) for s, o in zip(result.shares, changes.outcomes, strict=True) if o is not None]
         computed = [share.sequence for share in result.shares]
-        self.speculator.collect(computed, changes.outcomes, result.batch, result.logits)  # who ends has blocks still
+        try:  # before settle: who ends has blocks still
+            self.speculator.collect(computed, changes.outcomes, result.batch, result.logits)
+        except Exception as error:
+            self.speculator.broke("collect", error)
         tainted = [block for sequence, outcome in pairs if not outcome.is_finite for block in sequence.block_ids]
         self.scheduler.settle(result.shares, changes.outcomes)
         self._scrub(tainted)
         self._clock.end_phase("settle")
         facts = StepFacts(result.batch.num_rows, result.keys, draft_s, result.forward_s, time.perf_counter() - start)
-        self.speculator.observe(
-            [sequence for sequence, _ in pairs], [outcome for _, outcome in pairs], result.batch, result.logits, facts
-        )
+        sequences, outcomes = [sequence for sequence, _ in pairs], [outcome for _, outcome in pairs]
+        try:
+            self.speculator.observe(sequences, outcomes, result.batch, result.logits, facts)
+        except Exception as error:
+            self.speculator.broke("observe", error)
         for sequence in changes.finished:
-            self.speculator.end(sequence)
+            self._leave(sequence)
         self._clock.end_phase("observe")
         return changes.advanced
+
+    def _move(self, changes: Changes) -> None:
+        try:
+            self._backend.move_kv([SlotMove(source, target) for source, target in changes.moves])
+        except Exception as error:  # some were made, others not, and none can be made twice
+            self._note("move", error)
+            for sequence, num_kept in changes.moved:
+                self.scheduler.take_back(sequence, num_kept)
+
+    def _leave(self, sequence: Sequence) -> None:
+        try:
+            self.speculator.end(sequence)
+        except Exception as error:
+            self.speculator.broke("end", error)
 
     def _scrub(self, blocks: Seq[int]) -> None:
         """Zero those of a failed sequence's former blocks that nobody uses now, so that no NaN outlives it."""
         pool = self.scheduler.pool
-        self._backend.clear_blocks([block for block in dict.fromkeys(blocks) if pool.is_blank(block)])
+        wanted = [block for block in dict.fromkeys((*self._unclear, *blocks)) if pool.is_blank(block)]
+        self._unclear = []
+        if not wanted:
+            return
+        try:
+            self._backend.clear_blocks(wanted)
+        except Exception as error:
+            self._note("clear", error)
+            self._unclear = wanted
 
     def _check(self, request: Request) -> None:
         bad: Seq[int] = [token for token in request.prompt if not 0 <= token < self._vocab_size]

@@ -13,6 +13,11 @@ A message is one line: the fact, then the remedy. The command line prints it aft
 """
 
 
+def one_line(error: BaseException) -> str:
+    """Any exception as one line of text, with its type."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 class ForerunError(Exception):
     """Base of all expected failures."""
 

@@ -2,6 +2,7 @@
 
     llm = LLM("smollm2-135m")
     print(llm.generate(["The capital of France is"], SamplingParams(max_tokens=16))[0].text)
+    print(llm.chat([{"role": "user", "content": "A person?"}], grammar=Grammar.json_schema(schema)).text)
     for chunk in llm.stream("Once upon a time"):
         print(chunk.text, end="")
 
@@ -10,14 +11,18 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, KvWish, plan_kv
 from forerun.config import CacheConfig, SchedulerConfig, SpeculationConfig
+from forerun.drafter_check import check_drafters
 from forerun.engine import Engine
 from forerun.errors import CapacityError, UsageError
-from forerun.generation import Generation, Prompt, StreamChunk, choice_of, drafters_of_pieces, live_text, make_request
+from forerun.generation import Prompt, choice_of, drafters_of_pieces, live_text, make_request, predicting, under_grammar
+from forerun.grammar.compiler import GrammarCompiler
+from forerun.grammar.source import Grammar
 from forerun.machine import available_memory
 from forerun.models.aliases import cache_folder
 from forerun.models.hub import resolve
@@ -27,6 +32,7 @@ from forerun.models.weights import trim_vocabulary
 from forerun.opening import load_tokenizer, open_for_drafting
 from forerun.options import EngineOptions
 from forerun.profile import Profile, process_profile
+from forerun.results import Generation, StreamChunk
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.budget import Budget
@@ -37,6 +43,7 @@ from forerun.speculation.setup import (
     load_drafters,
     make_budget,
     make_drafters,
+    make_guides,
     open_cost,
     plan_captures,
     plan_stacks,
@@ -48,7 +55,8 @@ from forerun.text.chat import ChatTemplate
 DEFAULT_MODEL = "smollm2-135m"
 OBJECT_DEPTH = 15  # longest draft of a drafter that is passed as an object
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+_Guide = tuple[Grammar | None, Prompt]  # grammar and prediction of a request
 
 __all__ = ["DEFAULT_MODEL", "LLM", "EngineOptions"]
 
@@ -80,17 +88,20 @@ class LLM:
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
         self._backend = _make_backend(options, threads, self._profile)
-        self._threads = threads
+        self._threads, self._kv_format = threads, options.kv_format
         self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
         path = resolve(model, progress=report("Downloading"))
         self.files: ModelFiles = open_model(path)
         self.tokenizer = load_tokenizer(self.files)
+        self.grammars = GrammarCompiler(self.tokenizer)
         self.model = trim_vocabulary(LoadedModel(self.files.spec, self.files.weights), self.tokenizer.vocab_size)
         self._opened = OpenedModel(str(path), self.model, self.tokenizer)
-        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size, options.kv_format)
+        self._wish = KvWish(kv_cache_bytes, max_model_len, options.block_size)
         self._load(options, config, drafters, report)
         self._configure(config, drafters, options)
+        if options.check_drafters:
+            check_drafters(self)
 
     # ---- what it is ----
 
@@ -122,14 +133,25 @@ class LLM:
     # ---- generating ----
 
     def generate(
-        self, prompts: Prompt | Seq[Prompt], params: SamplingParams | None = None, *, salt: str = ""
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
     ) -> list[Generation]:
         """Continue each prompt (text or token ids); all of them run together, results in the order of the prompts.
+
+        grammar     what every continuation must be
+        prediction  what a continuation may turn out to be, such as the file that is to be edited: drafts, which change
+                    the speed and no token
 
         Raises RequestError when a prompt or an option cannot be honoured; then nothing was generated.
         """
         many = [prompts] if _is_one_prompt(prompts) else list(prompts)
-        requests = [self._request(index, prompt, params, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
+        guide = (grammar, prediction)
+        requests = [self._request(index, prompt, params, guide, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
         added: list[list[Sequence]] = []
         try:
             for request in requests:
@@ -140,11 +162,25 @@ class LLM:
             self._abort(sequence for sequences in added for sequence in sequences)
         return [_generation(sequences) for sequences in added]
 
-    def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Generation:
-        """Answer a conversation: messages are {"role": ..., "content": ...}."""
-        return self.generate([self.chat_prompt(messages)], params)[0]
+    def chat(
+        self,
+        messages: Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
+    ) -> Generation:
+        """Answer a conversation: messages are {"role": ..., "content": ...}. The rest is as in `generate`."""
+        return self.generate([self.chat_prompt(messages)], params, grammar=grammar, prediction=prediction)[0]
 
-    def stream(self, prompt: Prompt | Seq[Message], params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(
+        self,
+        prompt: Prompt | Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        grammar: Grammar | None = None,
+        prediction: Prompt = "",
+    ) -> Iterator[StreamChunk]:
         """Continue one prompt, or answer one conversation, yielding what each step adds: nothing while a long prompt is
         computed, so that the caller can stop at any step.
 
@@ -155,7 +191,7 @@ class LLM:
             raise UsageError("stream yields one choice: use generate for n > 1")
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        return self._stream(self._request(0, prompt, params, ""))  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, (grammar, prediction), ""))  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -188,7 +224,7 @@ class LLM:
         report: Callable[[str], Progress],
     ) -> None:
         spec = self.model.spec
-        stacks = (kv_stack("target", spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
@@ -219,6 +255,7 @@ class LLM:
             target=self._opened,
             backend=self._backend,
             open_model=open_for_drafting,
+            kv_format=self._kv_format,
             layout=layout,
             max_model_len=self._wish.max_model_len or min(self.model.spec.max_context, DEFAULT_MODEL_LEN),
             max_num_seqs=options.max_num_seqs,
@@ -245,13 +282,14 @@ class LLM:
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
             ),
-            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codec, options.prefix_caching),
+            CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codecs, options.prefix_caching),
         )
         vocab_size = self.model.spec.vocab_size
+        guides = make_guides(drafters) if config.verification == "coupled" else []
         self.engine = Engine(
             self._backend,
             scheduler,
-            Speculator(drafters, self._budget(config, drafters, options, host), vocab_size),
+            Speculator(drafters, self._budget(config, drafters, options, host), vocab_size, guides),
             vocab_size,
             self._profile,
             make_verifier(config.verification),
@@ -267,7 +305,7 @@ class LLM:
         if learns and self._cost is None:
             probes = 0 if self._profile else min(options.max_rows, options.max_outputs, self.max_model_len)
             self._cost = open_cost(host, self._threads, probes)
-        return make_budget(config, self._backend.row_tile, self.max_model_len, self._cost if learns else None)
+        return make_budget(config, host, self.max_model_len, self._cost if learns else None)
 
     def reconfigure(
         self,
@@ -286,7 +324,7 @@ class LLM:
             raise UsageError("the engine has unfinished requests: finish or close them first")
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
-        stacks = (kv_stack("target", self.model.spec), *self._draft_stacks(config, drafters, options))
+        stacks = (kv_stack("target", self.model.spec, self._kv_format), *self._draft_stacks(config, drafters, options))
         captures = plan_captures(drafters, self._host(config, options, None))
         if captures != self._captures:
             self._backend.load(self.model, self._limits, captures=captures)
@@ -301,8 +339,11 @@ class LLM:
 
     # ---- requests ----
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, salt: str) -> Request:
-        return make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, guide: _Guide, salt: str) -> Request:
+        request = make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
+        grammar, predicted = guide
+        request = predicting(request, self.tokenizer, predicted)
+        return request if grammar is None else under_grammar(request, self.grammars.compile(grammar))
 
     def _abort(self, sequences: "Iterator[Sequence] | Seq[Sequence]") -> None:
         for sequence in sequences:

@@ -1,10 +1,12 @@
-"""Facts about this machine that decide sizes: how much memory this process may still take."""
+"""Facts about this machine that decide sizes: how much memory this process may still take, and what it takes."""
 
 import platform
+import resource
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CPUINFO = Path("/proc/cpuinfo")
+_OWN_MEMORY = Path("/proc/self/statm")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -22,6 +24,12 @@ def total_memory() -> int | None:
     """Bytes of memory of this machine or of the control group that limits this process; None where unknown."""
     sizes = [size for size in (_meminfo("MemTotal"), *(limit for limit, _ in _limits())) if size is not None]
     return min(sizes, default=None)
+
+
+def resident_memory() -> int | None:
+    """Bytes of this process that are in memory now; None where unknown."""
+    lines = _lines(_OWN_MEMORY)
+    return int(lines[0].split()[1]) * resource.getpagesize() if lines else None
 
 
 def processor_name() -> str:

@@ -23,6 +23,8 @@ class EngineOptions:
     max_chunk       longest prefill chunk of one sequence, 0 for no limit of its own
     fault           deliberate damage, for `forerun verify --self-test` only
     drafter_files   folder of what drafters keep between runs; None: the user's cache
+    check_drafters  answer a few short prompts with each drafter that runs a model once it is loaded, and log a warning
+                    about one that hardly ever agrees (drafter_check)
     profile         records the time of phases and operations; None: that of the process, if FORERUN_PROFILE is 1
     """
 
@@ -38,4 +40,5 @@ class EngineOptions:
     max_chunk: int = 0
     fault: str | None = None
     drafter_files: Path | None = None
+    check_drafters: bool = True
     profile: Profile | None = None

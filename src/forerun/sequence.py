@@ -18,6 +18,7 @@ from forerun.errors import RequestError
 
 MAX_COUNT = 2**31 - 1  # counts and token ids fit 32 bits, here and in native code
 SEED_BITS = 128
+MAX_PRIORITY = 1000
 
 
 def _is_whole(value: object, low: int = 0, high: int = MAX_COUNT) -> bool:
@@ -192,7 +193,7 @@ class TokenLogprob:
 class Request:
     """One prompt with its options; `n` choices become n sequences.
 
-    Raises RequestError when the prompt is not a list of whole numbers.
+    Raises RequestError when the prompt is not a list of whole numbers or the priority is out of range.
     """
 
     id: str
@@ -200,9 +201,10 @@ class Request:
     params: SamplingParams
     eos_ids: tuple[int, ...] = ()
     salt: str = ""  # separates tenants in the prefix index
-    priority: int = 0  # who waits is served in ascending order, and among equals in order of arrival
+    priority: int = 0  # lower goes first; see scheduler/queue
     make_stop_matcher: Callable[[], StopMatcher] | None = None  # required when params.stop is not empty
     make_token_mask: Callable[[], TokenMask] | None = None  # one for each choice, standing behind the prompt
+    prediction: tuple[int, ...] = ()  # what the output may turn out to be, for the drafter of that name
 
     def __post_init__(self) -> None:
         try:
@@ -210,8 +212,11 @@ class Request:
         except TypeError as error:
             raise RequestError("the prompt must be a list of whole numbers, the token ids", param="prompt") from error
         object.__setattr__(self, "prompt", ids)
-        if not _is_whole(self.priority, -MAX_COUNT):
-            raise RequestError(f"priority must be a whole number, got {_show(self.priority)}", param="priority")
+        if not (isinstance(self.priority, int) and abs(self.priority) <= MAX_PRIORITY):
+            raise RequestError(
+                f"priority must be between {-MAX_PRIORITY} and {MAX_PRIORITY}, got {_show(self.priority)}",
+                param="priority",
+            )
 
 
 @dataclass
@@ -224,6 +229,9 @@ class SequenceStats:
     drafted_at: list[int] = field(default_factory=list)  # [depth - 1] drafts that reached this depth
     accepted_at: list[int] = field(default_factory=list)  # [depth - 1] of those, accepted
     accepted_by: dict[str, int] = field(default_factory=dict)  # drafter -> accepted tokens
+    verified_by: dict[str, int] = field(
+        default_factory=dict
+    )  # drafter -> its nodes that were verified, accepted or not
     cached_prompt_tokens: int = 0
     preemptions: int = 0
     arrived_s: float = 0.0
@@ -245,6 +253,7 @@ class Sequence:
     num_computed: int = 0
     block_ids: MutableSequence[int] = field(default_factory=lambda: array("i"))  # a step copies it: an array is fast
     block_digests: list[bytes] = field(default_factory=list)  # prefix digests of its leading full blocks
+    prefix_digests: list[bytes] = field(default_factory=list)  # those computed so far of its tokens, with KV or without
     is_lossy: bool = False  # its drafts are verified by a rule that changes what is said
     fork_of: "Sequence | None" = None  # choice 0 of the same request, whose prompt this one shares
     seen_by: dict[str, int] = field(default_factory=dict)  # stack or drafter name -> tokens it has computed
@@ -263,11 +272,6 @@ class Sequence:
         return self.request.params
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Ascending order of service."""
-        return self.request.priority, self.id
-
-    @property
     def output(self) -> list[int]:
         """Generated tokens so far."""
         return self.tokens[self.num_prompt :]
@@ -280,6 +284,18 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens known but not yet computed."""
         return len(self.tokens) - self.num_computed
+
+    def truncate(self, num_tokens: int) -> None:
+        """Drop what an append that failed left behind `num_tokens` tokens. The one exception from append-only: nobody
+        has seen them."""
+        del self.tokens[num_tokens:]
+        for record in (self.logprobs, self.logits_hashes, self.drafted_by):
+            del record[self.num_output :]
+
+    @property
+    def is_guided(self) -> bool:
+        """True when the request itself says something of what will come: drafts cost next to nothing then."""
+        return self.token_mask is not None or bool(self.request.prediction)
 
     @property
     def is_finished(self) -> bool:

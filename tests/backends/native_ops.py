@@ -94,7 +94,7 @@ class Bench:
         out = _native.View(program.add_buffer(width, True), 0, width)
         program.select_outputs(result, out)
         program.finish(out)
-        self.store = _native.KvStore(self.table, *blocks, self.codec, [heads])
+        self.store = _native.KvStore(self.table, *blocks, [(*heads, self.codec)])
         run(program, self.store, batch)
         return program.logits()[:outputs].copy()
 

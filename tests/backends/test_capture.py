@@ -27,8 +27,8 @@ every_backend = pytest.mark.parametrize("make", BACKENDS, ids=["reference", *TAB
 def prepared(backend, captures=(), model=None):
     backend.load(model or LoadedModel(SPEC, RandomWeights(SPEC)), LIMITS, None, captures)
     attention = SPEC.layers[0].mixer
-    stack = KvStack("target", SPEC.num_layers, attention.num_kv_heads, attention.head_dim)
-    backend.allocate_kv(KvLayout(24, 16, "bf16", (stack,)))
+    stack = KvStack("target", SPEC.num_layers, attention.num_kv_heads, attention.head_dim, "bf16")
+    backend.allocate_kv(KvLayout(24, 16, (stack,)))
     return backend
 
 
@@ -207,7 +207,7 @@ class TestNative:
         program.keep(normed)
         program.finish(result, fuse=fuse)
         program.rows(given)[:] = x
-        run(program, _native.KvStore(table, 4, 16, "bf16", [(1, 16)]), plain_batch(20))
+        run(program, _native.KvStore(table, 4, 16, [(1, 16, "bf16")]), plain_batch(20))
         want = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-5) * exact((96,), 2)
         np.testing.assert_allclose(program.rows(normed), want, rtol=1e-5)
 

@@ -42,7 +42,7 @@ class TiledOps(Bf16Ops):
     """Attention too on rounded inputs: queries, and the weights of each chunk of 64."""
 
     def attention(self, layer, q, spec):
-        if self._kv.layout.codec != "bf16" or spec.head_dim % 16:
+        if self._kv.layout.codecs[0] != "bf16" or spec.head_dim % 16:
             return super().attention(layer, q, spec)
         octaves = np.float32(spec.scale) * np.float32(np.log2(np.e))
         heads = round_to_bf16(q * octaves).reshape(len(q), spec.num_kv_heads, -1, spec.head_dim)
@@ -67,8 +67,8 @@ class TiledOps(Bf16Ops):
 def prepared(backend, spec, codec="bf16", weights=None, num_blocks=24, limits=LIMITS, progress=None):
     backend.load(LoadedModel(spec, weights or RandomWeights(spec)), limits, progress)
     attention = spec.layers[0].mixer
-    stack = KvStack("target", spec.num_layers, attention.num_kv_heads, attention.head_dim)
-    backend.allocate_kv(KvLayout(num_blocks, 16, codec, (stack,)))
+    stack = KvStack("target", spec.num_layers, attention.num_kv_heads, attention.head_dim, codec)
+    backend.allocate_kv(KvLayout(num_blocks, 16, (stack,)))
     return backend
 
 
@@ -268,9 +268,9 @@ class TestLoading:
     @pytest.mark.parametrize(
         ("layout", "error"),
         [
-            (KvLayout(4, 20, "bf16", (KvStack("target", 2, 2, 16),)), UsageError),
-            (KvLayout(4, 16, "int3", (KvStack("target", 2, 2, 16),)), UsageError),
-            (KvLayout(4, 16, "bf16", (KvStack("target", 2, 2, 32),)), UnsupportedModel),
+            (KvLayout(4, 20, (KvStack("target", 2, 2, 16, "bf16"),)), UsageError),
+            (KvLayout(4, 16, (KvStack("target", 2, 2, 16, "int3"),)), UsageError),
+            (KvLayout(4, 16, (KvStack("target", 2, 2, 32, "bf16"),)), UnsupportedModel),
         ],
         ids=["block size", "codec", "shape"],
     )

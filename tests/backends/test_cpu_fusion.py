@@ -49,7 +49,7 @@ class Comparison:
         else:
             out = result.view
         program.finish(out, fuse=fuse)
-        store = _native.KvStore(self.table, 1024 // self.block_size, self.block_size, self.codec, [self.heads])
+        store = _native.KvStore(self.table, 1024 // self.block_size, self.block_size, [(*self.heads, self.codec)])
         run(program, store, batch)
         return [shape.kind for shape in _native.op_shapes(program)], program.logits()[:outputs].view(np.int32).copy()
 

@@ -351,7 +351,7 @@ def test_slots_move_between_blocks(table, block_size):
     out = _native.View(program.add_buffer(128, True), 0, 128)
     program.select_outputs(views[0], out)
     program.finish(out)
-    store = _native.KvStore(table, 16, block_size, "bf16", [(2, 32)])
+    store = _native.KvStore(table, 16, block_size, [(2, 32, "bf16")])
     run(program, store, apart)
     store.move_slots(list(zip(apart.slots.tolist(), batch.slots.tolist(), strict=True)))
     last = dataclasses.replace(

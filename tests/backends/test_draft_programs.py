@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.backends.base import Backend, Limits, LoadedModel, ProgramSpec
+from forerun.backends.base import Backend, Limits, LoadedModel, ProgramSpec, SlotMove
 from forerun.backends.cpu import CpuBackend
 from forerun.backends.reference import ReferenceBackend
 from forerun.cache.layout import KvLayout
@@ -28,13 +28,18 @@ def a_model(seed: int) -> LoadedModel:
 
 @pytest.fixture(params=["cpu", "portable", "reference"])
 def backend(request: pytest.FixtureRequest) -> Backend:
+    return backend_of(request.param, "fp32", "fp32")
+
+
+def backend_of(name: str, target: str, draft: str) -> Backend:
+    """A backend with two stacks in these formats."""
     made = {
         "cpu": lambda: CpuBackend(threads=1),
         "portable": lambda: CpuBackend(threads=1, isa="portable"),
         "reference": ReferenceBackend,
-    }[request.param]()
+    }[name]()
     made.load(a_model(0), LIMITS)
-    made.allocate_kv(KvLayout(4, 16, "fp32", (kv_stack("target", SPEC), kv_stack("draft", SPEC))))
+    made.allocate_kv(KvLayout(4, 16, (kv_stack("target", SPEC, target), kv_stack("draft", SPEC, draft))))
     return made
 
 
@@ -58,12 +63,57 @@ def test_a_second_stack_leaves_the_first_alone(backend: Backend) -> None:
     assert np.array_equal(logits(backend, last), alone)
 
 
+@pytest.mark.parametrize("formats", [("bf16", "fp32"), ("fp32", "bf16")])
+@pytest.mark.parametrize("name", ["cpu", "portable", "reference"])
+def test_each_stack_has_its_own_format(name: str, formats: tuple[str, str]) -> None:
+    """Both passes compute, to the bit, what they compute where all stacks have their format; so after copies and moves
+    of blocks and slots, whose sizes differ between the stacks."""
+
+    def run(target: str, draft: str) -> list[np.ndarray]:
+        made = backend_of(name, target, draft)
+        program = made.add_program(program_of(a_model(1), first_kv_layer=SPEC.num_layers))
+        first = make_batch([Rows(range(5, 30), 0, [3, 1])], 16)
+        found = [logits(one, first) for one in (made, program)]
+        made.copy_blocks([(3, 0)])
+        made.clear_blocks([3])
+        made.move_kv([SlotMove(16 + slot, 32 + slot) for slot in range(9)])
+        made.clear_blocks([1])
+        last = make_batch([Rows([7], 25, [0, 2])], 16)
+        return [*found, logits(made, last), logits(program, last)]
+
+    mixed, same = run(*formats), [run(codec, codec) for codec in formats]
+    for index, got in enumerate(mixed):
+        assert np.array_equal(got, same[index % 2][index])
+    assert not np.array_equal(same[0][3], same[1][3])  # the formats can be told apart
+
+
+def test_a_cleared_block_is_empty_in_every_format() -> None:
+    made = backend_of("cpu", "bf16", "fp32")
+    program = made.add_program(program_of(a_model(1), first_kv_layer=SPEC.num_layers))
+    batch, last = make_batch([Rows(range(5, 25), 0, [3, 1])], 16), make_batch([Rows([7], 20, [3, 1])], 16)
+    before = [(one.forward(batch), logits(one, last))[1] for one in (made, program)]
+    made.clear_blocks([3])
+    assert not any(np.array_equal(logits(one, last), old) for one, old in zip((made, program), before, strict=True))
+    fresh = backend_of("cpu", "bf16", "fp32")
+    beside = fresh.add_program(program_of(a_model(1), first_kv_layer=SPEC.num_layers))
+    tail = make_batch([Rows(range(21, 25), 16, [3, 1])], 16)  # the first block was never written
+    for one in (made, program, fresh, beside):
+        one.forward(tail)
+    assert all(np.array_equal(logits(a, last), logits(b, last)) for a, b in ((made, fresh), (program, beside)))
+
+
+def test_numerics_name_the_target_s_format_alone() -> None:
+    ids = {draft: backend_of("cpu", "bf16", draft).numerics_id for draft in ("bf16", "fp32")}
+    assert ids["bf16"] == ids["fp32"]
+    assert ids["bf16"].endswith("kv-bf16")
+
+
 def test_a_store_of_its_own(backend: Backend) -> None:
     """The same numbers as in the target's store, which is not touched."""
     last = make_batch([Rows([7], 40, BLOCKS)], 16)
     model = a_model(1)
     beside = backend.add_program(program_of(model, first_kv_layer=SPEC.num_layers))
-    layout = KvLayout(8, 16, "fp32", (kv_stack("own", SPEC),))
+    layout = KvLayout(8, 16, (kv_stack("own", SPEC, "fp32"),))
     apart = backend.add_program(program_of(model, kv=layout))
     other_blocks = [7, 5, 6, 4]
     backend.forward(BATCH)
@@ -77,8 +127,8 @@ def test_a_store_of_its_own(backend: Backend) -> None:
 def test_a_store_of_its_own_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = CpuBackend(threads=1)
     backend.load(a_model(0), LIMITS)
-    backend.allocate_kv(KvLayout(4, 16, "fp32", (kv_stack("target", SPEC),)))
-    layout = KvLayout(64, 16, "fp32", (kv_stack("own", SPEC),))
+    backend.allocate_kv(KvLayout(4, 16, (kv_stack("target", SPEC, "fp32"),)))
+    layout = KvLayout(64, 16, (kv_stack("own", SPEC, "fp32"),))
     beside, apart = (backend.add_program(program_of(a_model(1), kv=kv)) for kv in (None, layout))
     assert apart.num_bytes - beside.num_bytes >= layout.total_bytes
     monkeypatch.setattr("forerun.backends.cpu.available_memory", lambda: 10_000_000)

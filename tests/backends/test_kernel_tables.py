@@ -71,7 +71,7 @@ def linear_program(table, x, weights, bias, threads):
     result = _native.View(program.add_buffer(len(weights), True), 0, len(weights))
     program.select_outputs(outputs, result)
     program.finish(result)
-    store = _native.KvStore(table, 64, 16, "fp32", [(1, 1)])
+    store = _native.KvStore(table, 64, 16, [(1, 1, "fp32")])
 
     def compute(rows):
         batch = plain_batch(len(rows))

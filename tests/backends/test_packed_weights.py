@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from forerun import _native
+from forerun.backends.cpu import INT16_TABLES
 from forerun.models.files.dequantise import dequantise
 from tests.backends.native_ops import (
     TABLES,
@@ -71,7 +72,7 @@ def test_rows_of_a_packed_matrix_are_the_files(name):
     out = _native.View(program.add_buffer(inputs, True), 0, inputs)
     program.select_outputs(rows, out)
     program.finish(out)
-    run(program, _native.KvStore(TABLES[0], 64, 16, "fp32", [(1, 1)]), plain_batch(outputs))
+    run(program, _native.KvStore(TABLES[0], 64, 16, [(1, 1, "fp32")]), plain_batch(outputs))
     np.testing.assert_array_equal(program.logits()[:outputs], values_of(name, blocks, inputs))
 
 
@@ -126,13 +127,15 @@ def test_linear_of_small_whole_numbers_is_exact(table, name):
     np.testing.assert_array_equal(linear(table, x, packed, outputs), want)
 
 
+@pytest.mark.parametrize("alike", [("avx512", "avx512_bf16"), INT16_TABLES])
 @pytest.mark.parametrize("name", FORMATS)
-def test_tables_that_fuse_multiply_add_agree_to_the_bit(name):
+def test_tables_of_the_same_arithmetic_agree_to_the_bit(name, alike):
+    if not set(alike) <= set(TABLES):
+        pytest.skip("this CPU lacks one of the tables")
     blocks, pool = random_blocks(name, 50, 768), _native.ThreadPool(2)
     packed, x = pack_stored(name, blocks, 768, pool), exact((21, 768))
-    results = [linear(table, x, packed, 50) for table in TABLES if table in ("avx512", "avx512_bf16", "avx2")]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
+    results = [linear(table, x, packed, 50) for table in alike]
+    np.testing.assert_array_equal(results[1], results[0])
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
@@ -229,9 +232,10 @@ def test_a_wild_input_shows_in_all_outputs_of_its_row(table, wild):
     np.testing.assert_array_equal(np.delete(got, 4, 0), np.delete(calm, 4, 0))
 
 
-def test_inputs_of_16_bits_follow_their_definition():
+@pytest.mark.parametrize("table", INT16_TABLES)
+def test_inputs_of_16_bits_follow_their_definition(table):
     """Whole numbers as weights show what inputs became."""
-    if "avx512_vnni" not in TABLES:
+    if table not in TABLES:
         pytest.skip("this CPU lacks the table")
     inputs, pool = 544, _native.ThreadPool(1)
     blocks = np.zeros((inputs, inputs // 32, 34), np.uint8)  # of Q8_0: a unit matrix
@@ -239,7 +243,7 @@ def test_inputs_of_16_bits_follow_their_definition():
     blocks[np.arange(inputs), np.arange(inputs) // 32, 2 + np.arange(inputs) % 32] = 1
     unit = pack_stored("Q8_0", blocks.reshape(inputs, -1), inputs, pool)
     x = exact((7, inputs), 1) * np.ldexp(np.float32(1), np.random.default_rng(2).integers(-12, 12, inputs))
-    np.testing.assert_array_equal(linear("avx512_vnni", x, unit, inputs), round_to_int16(x).astype(np.float32))
+    np.testing.assert_array_equal(linear(table, x, unit, inputs), round_to_int16(x).astype(np.float32))
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -22,8 +22,8 @@ def make_backend(spec: ModelSpec, codec: str = "bf16", num_blocks: int = 40) -> 
     backend = ReferenceBackend()
     backend.load(LoadedModel(spec, RandomWeights(spec, seed=3)), Limits(256, 256, 128))
     attn = spec.layers[0].mixer
-    stack = KvStack("target", spec.num_layers, attn.num_kv_heads, attn.head_dim)
-    backend.allocate_kv(KvLayout(num_blocks, BLOCK, codec, (stack,)))
+    stack = KvStack("target", spec.num_layers, attn.num_kv_heads, attn.head_dim, codec)
+    backend.allocate_kv(KvLayout(num_blocks, BLOCK, (stack,)))
     return backend
 
 
@@ -234,4 +234,4 @@ def test_unknown_codec_is_refused() -> None:
     spec = tiny_spec()
     backend.load(LoadedModel(spec, RandomWeights(spec)), Limits(8, 8, 64))
     with pytest.raises(UsageError, match="int3"):
-        backend.allocate_kv(KvLayout(2, BLOCK, "int3", (KvStack("target", 2, 2, 16),)))
+        backend.allocate_kv(KvLayout(2, BLOCK, (KvStack("target", 2, 2, 16, "int3"),)))

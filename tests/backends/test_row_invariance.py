@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.parametrize("table", TABLES), pytest.mark.parametrize(
 def backend(table, codec, threads=2, fault=None):
     cpu = CpuBackend(threads=threads, isa=table, fault=fault)
     cpu.load(LoadedModel(SPEC, WeightsWithNan(SPEC)), Limits(640, 640, 1024))
-    cpu.allocate_kv(KvLayout(NUM_BLOCKS, BLOCK, codec, (KvStack("target", SPEC.num_layers, 2, 16),)))
+    cpu.allocate_kv(KvLayout(NUM_BLOCKS, BLOCK, (KvStack("target", SPEC.num_layers, 2, 16, codec),)))
     return cpu
 
 

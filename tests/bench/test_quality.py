@@ -32,7 +32,7 @@ def test_dense_arithmetic_agrees_with_the_reference_backend(name: str) -> None:
     reference, mixer = ReferenceBackend(), spec.layers[0].mixer
     reference.load(model, Limits(64, 64, 64))
     reference.allocate_kv(
-        KvLayout(4, 16, "fp32", (KvStack("target", spec.num_layers, mixer.num_kv_heads, mixer.head_dim),))
+        KvLayout(4, 16, (KvStack("target", spec.num_layers, mixer.num_kv_heads, mixer.head_dim, "fp32"),))
     )
     expected = reference.forward(make_batch([Rows(tokens, 0, [0, 1, 2])], 16)).logits(range(40))
     np.testing.assert_allclose(dense_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from forerun.bench.pairs import ratio_of
 from forerun.bench.prompts import Prompt, PromptSet
-from forerun.bench.speculation import bench_speculation
+from forerun.bench.speculation import Watch, bench_speculation, cells_of
 from forerun.bench.speculation_arms import Arms, Asked
 from forerun.bench.speculation_cells import Cell, CellResult, SpeculationResults, SpeculationWish, default_drafters
 from forerun.config import SpeculationConfig
@@ -48,18 +48,18 @@ def load(path: Path, wish: SpeculationWish = WISH, **options: object) -> tuple[L
 
 def run(path: Path, wish: SpeculationWish = WISH, **options: object) -> SpeculationResults:
     llm, chosen = load(path, wish, **options)
-    return bench_speculation(llm, PROMPTS, wish, chosen, lambda done, total: None)
+    return bench_speculation(llm, PROMPTS, wish, chosen, Watch(lambda done, total: None))
 
 
 def test_every_cell_is_measured_and_equal(tiny_model: Path) -> None:
     llm, options = load(tiny_model)
     progress: list[tuple[int, int]] = []
-    results = bench_speculation(llm, PROMPTS, WISH, options, lambda done, total: progress.append((done, total)))
+    results = bench_speculation(llm, PROMPTS, WISH, options, Watch(lambda *counts: progress.append(counts)))
     cells = [(one.cell.category, one.cell.batch, one.cell.temperature) for one in results.cells]
     assert cells == [(name, batch, t) for name in ("copy", "talk") for batch in (1, 3) for t in (0.0, 0.8)]
     assert progress == [(done, 8 * 8) for done in range(1, 65)]  # warm-up, two pairs and hashes, of two arms each
     assert all(one.is_equal for one in results.cells)
-    assert results.failures(has_verdict=False) == []
+    assert results.failures() == []
     for one in results.cells:
         assert len(one.speedup.pairs) == len(one.tokens_per_s_pairs) == 2
         assert one.speedup.pairs[0] == pytest.approx(one.tokens_per_s_pairs[0][1] / one.tokens_per_s_pairs[0][0])
@@ -83,7 +83,7 @@ def test_pairs_alternate_and_share_prompts_and_seeds(tiny_model: Path, monkeypat
     monkeypatch.setattr(Engine, "add", spy)
     wish = replace(WISH, batches=(1,), temperatures=(0.8,), pairs=3, requests=1)
     llm, options = load(tiny_model, wish)
-    bench_speculation(llm, PROMPTS.only(["copy"]), wish, options, lambda done, total: None)
+    bench_speculation(llm, PROMPTS.only(["copy"]), wish, options, Watch(lambda done, total: None))
     assert [name for name, _, _ in asked] == [
         *("off", "ngram"),  # warm-up
         *("off", "ngram", "ngram", "off", "off", "ngram"),
@@ -124,7 +124,7 @@ def test_an_engine_that_depends_on_the_batch_fails(tiny_model: Path) -> None:
     alone = results.cells[0]  # in a batch both arms have several rows, which is where the fault is
     assert (alone.cell.batch, alone.is_equal) == (1, False)
     assert "logits of answer 0, token" in str(alone.difference)
-    assert alone in results.failures(has_verdict=False)
+    assert alone in results.failures()
 
 
 class SlowDrafter(NgramDrafter):
@@ -143,8 +143,7 @@ def test_a_slow_drafter_fails(tiny_model: Path, registered: None) -> None:
     results = run(tiny_model, wish)
     assert all(one.is_equal and one.is_slower and one.whole.upper < 0.9 for one in results.cells)
     assert all(one.draft_share > 0.3 for one in results.cells)
-    assert results.failures(has_verdict=True) == results.cells
-    assert results.failures(has_verdict=False) == []
+    assert results.failures() == results.cells
 
 
 class Stubborn(NgramDrafter):
@@ -253,11 +252,27 @@ def test_what_does_not_fit_is_refused(tiny_model: Path, batch: tuple[int, ...], 
         run(tiny_model, wish)
 
 
-def result(upper: float, whole_upper: float = 1.1, *, is_equal: bool | None = True, batch: int = 1) -> CellResult:
-    speedup, whole = replace(ratio_of([1.0]), upper=upper), replace(ratio_of([1.0]), upper=whole_upper)
+def test_cells_are_shown_as_they_come_and_only_those_asked_for_are_measured(tiny_model: Path) -> None:
+    llm, options = load(tiny_model)
+    wanted = cells_of(PROMPTS, WISH)[2:5]
+    seen: list[tuple[int, Cell]] = []
+
+    def measured(results: SpeculationResults) -> None:
+        seen.append((len(results.cells), results.cells[-1].cell))
+
+    results = bench_speculation(llm, PROMPTS, WISH, options, Watch(lambda done, total: None, measured), wanted)
+    assert seen == list(enumerate(wanted, start=1))
+    assert [one.cell for one in results.cells] == wanted
+
+
+def result(
+    upper: float, whole_upper: float = 1.1, *, is_equal: bool | None = True, batch: int = 1, pairs: int = 7
+) -> CellResult:
+    ratio = ratio_of([1.0] * pairs)
+    speedup, whole = replace(ratio, upper=upper), replace(ratio, upper=whole_upper)
     cell = Cell("ngram", "copy", batch, 0.0)
     counts: tuple[int, ...] = ()
-    return CellResult(cell, speedup, whole, 1, 1, (), 1, 0, 0, counts, counts, 0, {}, is_equal, None)
+    return CellResult(cell, speedup, whole, 1, 1, (), 1, 0, 0, counts, counts, 0, {}, is_equal, None, 12, 2)
 
 
 def test_gates() -> None:
@@ -265,7 +280,8 @@ def test_gates() -> None:
     unequal, unpromised = result(1.2, is_equal=False), result(1.2, is_equal=None)
     waiting_for_one = result(1.2, 0.9, batch=4)
     results = SpeculationResults([fast, slow, slow_whole, unequal, unpromised, waiting_for_one], {})
-    assert results.failures(has_verdict=True) == [slow, slow_whole, unequal]
-    assert results.failures(has_verdict=False) == [unequal]
+    assert results.failures() == [slow, slow_whole, unequal]
+    few = [result(0.9, pairs=6), result(0.9, is_equal=False, pairs=6)]
+    assert SpeculationResults(few, {}).failures() == few[1:]
     assert results.mean("ngram", batch=1, category="copy") == pytest.approx(1.0)
     assert results.mean("ngram", batch=8) is None

@@ -14,8 +14,10 @@ from forerun.bench.speculation_report import document, markdown
 ABOUT = {"model": "tiny", "numerics_id": "fake/1", "machine": {"cpu": "a CPU", "threads": 2}, "versions": {}}
 
 
-def result(drafter: str, category: str, batch: int, factor: float, *, is_equal: bool = True) -> CellResult:
-    ratio = Ratio(factor, 0.9 * factor, 1.1 * factor, (factor, factor))
+def result(
+    drafter: str, category: str, batch: int, factor: float, *, is_equal: bool = True, pairs: int = 7
+) -> CellResult:
+    ratio = Ratio(factor, 0.9 * factor, 1.1 * factor, (factor,) * pairs)
     by = {drafter: ByDrafter(3, 9, 5, (3, 3, 3), (3, 2, 0), 0, 1.0)}
     return CellResult(
         cell=Cell(drafter, category, batch, 0.0),
@@ -33,14 +35,16 @@ def result(drafter: str, category: str, batch: int, factor: float, *, is_equal: 
         by_drafter=by,
         is_equal=is_equal,
         difference=None if is_equal else "pair 0, answer 1, token 2",
+        new_tokens=64 // batch,
+        requests=4,
     )
 
 
 def found(*, pairs: int = 7, **changes: bool) -> dict[str, Any]:
     cells = [
-        result("ngram", "chat", 1, 0.8),
-        result("ngram", "copy", 1, 3.2),
-        result("auto", "copy", 1, 2.0, **changes),
+        result("ngram", "chat", 1, 0.8, pairs=pairs),
+        result("ngram", "copy", 1, 3.2, pairs=pairs),
+        result("auto", "copy", 1, 2.0, pairs=pairs, **changes),
     ]
     wish = SpeculationWish(("ngram", "auto"), pairs=pairs)
     return document(SpeculationResults(cells, {"suffix": "it is too old"}), wish, "few", ABOUT)
@@ -104,3 +108,12 @@ def test_plots(tmp_path: Path) -> None:
     assert bars == [0.8, 3.2, 2.0]
     lines = {line.get_label(): list(line.get_ydata()) for line in acceptance_figure(made).axes[0].get_lines()}
     assert lines["auto"] == [1.0, pytest.approx(2 / 3), 0.0]
+
+
+def test_cells_of_different_settings_stand_in_one_table() -> None:
+    cells = [result("ngram", "chat", 1, 1.0), result("auto", "chat", 4, 1.0, pairs=9), result("ngram", "chat", 4, 1.1)]
+    text = markdown(document(SpeculationResults(cells, {}), SpeculationWish(("auto",)), "few", ABOUT))
+    lines = text.splitlines()
+    assert "answers of at most 16 to 64 tokens, 7 to 9 pairs a cell" in lines[0]
+    assert "| `ngram` | chat | 2.50 | 1.00x (0.90-1.10) | 1.10x (0.99-1.21) | yes |" in lines
+    assert "| `auto` | chat | 2.50 |  | 1.00x (0.90-1.10) | yes |" in lines

@@ -1,4 +1,4 @@
-"""BlockPool: one state per block, all or nothing, least recently released first."""
+"""BlockPool: one state per block, all or nothing, blank ones last released first, cached ones least recently."""
 
 import pytest
 
@@ -68,6 +68,15 @@ def test_blank_blocks_go_first_then_the_least_recently_released():
     assert pool.allocate(1) == [4]
     assert forgotten == []
     assert pool.allocate(4) == [0, 3, 2, 1] == forgotten
+
+
+def test_a_blank_block_that_was_used_goes_before_one_that_never_was():
+    pool = BlockPool(100)
+    used = pool.allocate(3)
+    for _ in range(50):  # draft slots come and go in every step: they must not walk through all of the memory
+        pool.release(pool.allocate(2))
+    pool.release(used)
+    assert sorted(pool.allocate(5)) == [0, 1, 2, 3, 4]
 
 
 def test_misuse_is_noticed():

@@ -1,13 +1,15 @@
 """The KV plan: sizes are decided before anything is allocated, impossible wishes are refused with the numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.cache.layout import KvStack
 from forerun.cache.plan import DEFAULT_MODEL_LEN, DEFAULT_SEQUENCES, KvWish, plan_kv
 from forerun.errors import CapacityError, UsageError
 
-STACK = KvStack("target", num_layers=2, num_kv_heads=3, head_dim=64)
-BLOCK_BYTES = 16 * STACK.bytes_per_token("bf16")
+STACK = KvStack("target", num_layers=2, num_kv_heads=3, head_dim=64, codec="bf16")
+BLOCK_BYTES = 16 * STACK.bytes_per_token
 
 
 def test_without_wishes_the_cache_holds_four_full_sequences() -> None:
@@ -41,12 +43,24 @@ def test_a_cache_of_given_size_is_never_larger() -> None:
         (KvWish(max_model_len=1), "max_model_len is 1"),
         (KvWish(max_model_len=1001), "max_model_len is 1001"),
         (KvWish(kv_cache_bytes=0), "kv_cache_bytes must be positive"),
-        (KvWish(codec="int3"), "unknown KV format 'int3'"),
     ],
 )
 def test_impossible_wishes_are_refused(wish: KvWish, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan_kv(wish, (STACK,), 1000, None)
+
+
+def test_an_unknown_format_of_any_stack_is_refused() -> None:
+    stacks = (STACK, replace(STACK, name="draft", codec="int3"))
+    with pytest.raises(UsageError, match="unknown KV format 'int3'"):
+        plan_kv(KvWish(), stacks, 1000, None)
+
+
+def test_stacks_of_different_formats_share_a_block() -> None:
+    stacks = (STACK, replace(STACK, name="draft", codec="fp32"))
+    layout, _ = plan_kv(KvWish(kv_cache_bytes=21 * BLOCK_BYTES), stacks, 100, None)
+    assert layout.num_blocks == 7  # a number of float32 takes twice as much as one of bfloat16
+    assert layout.total_bytes == 21 * BLOCK_BYTES
 
 
 def test_memory_for_less_than_one_block_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from forerun.backends.cpu import CpuBackend
+from forerun.bench import speculation
 from tests.cli.conftest import Cli
 
 WORDS = ("bench", "speculation", "--quick", "--categories", "copy")
@@ -19,7 +20,12 @@ def question(path: Path, *turns: str) -> Path:
 
 def test_table(cli: Cli, tiny_model: Path) -> None:
     ran = cli(*WORDS, "--drafters", "off,ngram", "--model", str(tiny_model))
-    assert (ran.code, ran.err) == (0, "")
+    assert ran.code == 0
+    shown = ran.err.splitlines()  # as they are measured
+    assert [line.split(":")[1] for line in shown] == [
+        " off, copy, batch 1, T 0",
+        " ngram, copy, batch 1, T 0",
+    ]
     lines = ran.out.splitlines()
     assert "speed-up (95 %)" in lines[0]
     assert [line.split()[:4] for line in lines[1:3]] == [["off", "copy", "1", "0"], ["ngram", "copy", "1", "0"]]
@@ -40,6 +46,30 @@ def test_json_and_files(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"speculation.json", "speculation.md"}
     assert json.loads((tmp_path / "out" / "speculation.json").read_text()) == made
+
+
+def test_a_stopped_run_goes_on(cli: Cli, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*WORDS, "--model", str(tiny_model), "--out", str(tmp_path / "out"), "--drafters")
+    measure, left = speculation._measure, [1]
+
+    def stopped(*args: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return measure(*args)
+
+    monkeypatch.setattr(speculation, "_measure", stopped)
+    cli(*words, "off,ngram,suffix")
+    first = json.loads((tmp_path / "out" / "speculation.json").read_text())
+    assert [cell["drafter"] for cell in first["cells"]] == ["off"]
+    monkeypatch.setattr(speculation, "_measure", measure)
+    ran = cli(*words, "off,ngram")
+    assert "off, copy" not in ran.err
+    assert [one["drafter"] for one in json.loads((tmp_path / "out" / "speculation.json").read_text())["summary"]] == [
+        "off",
+        "ngram",
+    ]
+    assert "| `ngram` | copy |" in (tmp_path / "out" / "speculation.md").read_text()
 
 
 def test_unequal_answers_are_1(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from forerun.cli.comparison import Compared, Comparison
 from forerun.cli.comparison_report import total_speedup, verdict
 from forerun.cli.demo import read_prompts
-from forerun.generation import Choice, GenerationStats
+from forerun.results import Choice, GenerationStats
 from forerun.sequence import FinishReason
 from tests.cli.conftest import Cli
 

@@ -17,7 +17,7 @@ from forerun.cli.generate import conclude
 from forerun.cli.options import parse_size
 from forerun.cli.render import Answer, TextWriter
 from forerun.errors import ForerunError
-from forerun.generation import Choice, GenerationStats, StreamChunk
+from forerun.results import Choice, GenerationStats, StreamChunk
 from forerun.sequence import FinishReason
 from tests.cli.conftest import Cli
 

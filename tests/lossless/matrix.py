@@ -129,7 +129,7 @@ def host_of(backend: FakeBackend, folder: Path, layout: KvLayout | None) -> Draf
     """A fake target: FakeBackend has no programs, so a drafter that needs one fails to load."""
     spec = tiny_spec(vocab=VOCAB)
     target = OpenedModel("fake", LoadedModel(spec, RandomWeights(spec)), _Letters())
-    return DraftHost(target, backend, _no_other_model, layout, MAX_MODEL_LEN, 8, 120, "coupled", folder)
+    return DraftHost(target, backend, _no_other_model, "fp32", layout, MAX_MODEL_LEN, 8, 120, "coupled", folder)
 
 
 def free_drafters(folder: Path) -> list[str]:
@@ -148,7 +148,7 @@ def free_drafters(folder: Path) -> list[str]:
     return names
 
 
-LAYOUT = KvLayout(96, 16, "fp32", (KvStack("target", 1, 1, 1),))
+LAYOUT = KvLayout(96, 16, (KvStack("target", 1, 1, 1, "fp32"),))
 
 
 class DuplicatesDrafter(ScriptedDrafter):
@@ -236,7 +236,7 @@ def engine_of(cell: Cell, folder: Path, verification: str = "coupled") -> Engine
     backend.allocate_kv(LAYOUT)
     scheduler = Scheduler(
         SchedulerConfig(max_rows=256, max_outputs=160, max_num_seqs=cell.batch, max_model_len=MAX_MODEL_LEN),
-        CacheConfig(LAYOUT.num_blocks, LAYOUT.block_size, "fp32"),
+        CacheConfig(LAYOUT.num_blocks, LAYOUT.block_size, LAYOUT.codecs),
         StepTime(),
     )
     budget = FixedBudget(SpeculationConfig(max_depth=cell.depth, max_draft_rows=15 * cell.batch), MAX_MODEL_LEN)

@@ -49,8 +49,11 @@ def program(backend, weights, shapes, forward, stack=None):
     made = BACKENDS[backend]()
     made.load(MODEL, LIMITS)
     mixer = TARGET.layers[0].mixer
-    stacks = (KvStack("target", TARGET.num_layers, mixer.num_kv_heads, mixer.head_dim), *([stack] if stack else []))
-    made.allocate_kv(KvLayout(8, 16, "fp32", stacks))
+    stacks = (
+        KvStack("target", TARGET.num_layers, mixer.num_kv_heads, mixer.head_dim, "fp32"),
+        *([stack] if stack else []),
+    )
+    made.allocate_kv(KvLayout(8, 16, stacks))
     every = {**TARGET.weight_shapes(), **shapes}
     return made.add_program(ProgramSpec("head", MODEL, forward, LIMITS, shapes=every, further=weights))
 
@@ -134,7 +137,7 @@ class TestEagle1:
 
 def run_eagle(backend, head, features):
     mixer = head.spec.layers[0].mixer
-    stack = KvStack("eagle", len(head.spec.layers), mixer.num_kv_heads, mixer.head_dim)
+    stack = KvStack("eagle", len(head.spec.layers), mixer.num_kv_heads, mixer.head_dim, "fp32")
 
     def forward(ops):
         return heads.eagle(head.spec, TARGET, TARGET.num_layers, ops)
@@ -206,12 +209,12 @@ class TestBlockHead:
             def read(self, name, start=0, stop=None):
                 return np.ascontiguousarray(arrays[name][start:stop])
 
-        stack = KvStack("head", len(spec.layers), 2, 16)
+        stack = KvStack("head", len(spec.layers), 2, 16, "fp32")
         backend_of = BACKENDS[backend]()
         backend_of.load(MODEL, LIMITS)
         mixer = TARGET.layers[0].mixer
-        target = KvStack("target", TARGET.num_layers, mixer.num_kv_heads, mixer.head_dim)
-        backend_of.allocate_kv(KvLayout(8, 16, "fp32", (target, stack)))
+        target = KvStack("target", TARGET.num_layers, mixer.num_kv_heads, mixer.head_dim, "fp32")
+        backend_of.allocate_kv(KvLayout(8, 16, (target, stack)))
         shapes = {**TARGET.weight_shapes(), **spec.weight_shapes()}
         first = TARGET.num_layers
 

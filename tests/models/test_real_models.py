@@ -54,8 +54,8 @@ def test_the_oracle_continues_a_sentence(path: Path) -> None:
     attention, vocabulary = model.spec.layers[0].mixer, model.metadata["tokenizer.ggml.tokens"]
     backend = ReferenceBackend()
     backend.load(LoadedModel(model.spec, model.weights), Limits(16, 16, 16))
-    stack = KvStack("target", model.spec.num_layers, attention.num_kv_heads, attention.head_dim)
-    backend.allocate_kv(KvLayout(1, 16, "bf16", (stack,)))
+    stack = KvStack("target", model.spec.num_layers, attention.num_kv_heads, attention.head_dim, "bf16")
+    backend.allocate_kv(KvLayout(1, 16, (stack,)))
     batch = make_batch([Rows([vocabulary.index(word) for word in PROMPT], 0, [0])], 16, all_outputs=False)
     logits = backend.forward(batch).logits([0])[0]
     assert vocabulary[int(logits.argmax())] == "ĠParis"

@@ -26,10 +26,10 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model = open_model(tmp_path)
     assert model.spec == case.spec
     attention = model.spec.layers[0].mixer
-    stack = KvStack("target", model.spec.num_layers, attention.num_kv_heads, attention.head_dim)
+    stack = KvStack("target", model.spec.num_layers, attention.num_kv_heads, attention.head_dim, "fp32")
     backend = ReferenceBackend()
     backend.load(LoadedModel(model.spec, model.weights), Limits(NUM_TOKENS, NUM_TOKENS, NUM_TOKENS))
-    backend.allocate_kv(KvLayout(3, 16, "fp32", (stack,)))
+    backend.allocate_kv(KvLayout(3, 16, (stack,)))
     batch = make_batch([Rows(case_tokens(case).tolist(), 0, [2, 0, 1])], 16)
     logits = backend.forward(batch).logits(range(NUM_TOKENS))
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)

@@ -24,7 +24,7 @@ class Cache(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.index = PrefixIndex(SIZE, "bf16")
+        self.index = PrefixIndex(SIZE, ("bf16",))
         self.pool = BlockPool(NUM_BLOCKS, on_reuse=self.index.forget)
         self.live: list[Sequence] = []
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # block -> salt and all tokens up to its end

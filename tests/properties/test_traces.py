@@ -79,9 +79,9 @@ class Run:
         self.leaving = []  # (step, sequence)
         select = self.engine.scheduler.select
 
-        def watched(room):
+        def watched(room, only=None):
             running = list(self.engine.scheduler.running)
-            selection = select(room)
+            selection = select(room, only)
             chosen = [share.sequence for share in selection.shares]
             assert len(set(chosen)) == len(chosen), "a sequence has two shares"
             if running:
@@ -117,6 +117,7 @@ class Run:
             self.engine.step()
             self.engine.check()
             assert self.engine.stats.rows > before, "a step without progress"
+            assert self.engine.stats.failed_steps == 0, self.engine.stats.last_error
 
 
 @settings(max_examples=70, deadline=None)

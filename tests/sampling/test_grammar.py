@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forerun.sampling.grammar import allows, mask_rows, unpack
+from forerun.sampling.grammar import allowed_of, allows, cut_to_grammar, mask_rows, path_masks, unpack
 from forerun.sampling.processors import History, process
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.tree import DraftTree
@@ -68,6 +68,74 @@ def test_ids_outside_the_vocabulary_are_not_allowed() -> None:
     mask = np.array(EVERYTHING, np.uint32)
     assert [allows(mask, token) for token in (-1, 0, 63, 64)] == [False, True, True, False]
     assert unpack(mask[:1], VOCAB).tolist() == [True] * 32 + [False] * 8
+
+
+def test_a_row_of_ids_is_looked_up_at_once() -> None:
+    mask = np.array([0x80000001, 0x00000002], np.uint32)
+    tokens = np.array([-1, 0, 1, 31, 32, 33, 63, 64], np.int32)
+    assert allowed_of(mask, tokens).tolist() == [allows(mask, token) for token in tokens.tolist()]
+
+
+def test_a_path_is_forked_once_whoever_asks() -> None:
+    forks = []
+
+    class Counting(Successor):
+        def fork(self) -> "Counting":
+            forks.append(self.last)
+            return Counting(self.last)
+
+    sequence = sequence_of(Counting(7))
+    tree = DraftTree.from_paths(7, [[8, 8], [7, 8]])
+    masks = path_masks(sequence)
+    assert masks is not None
+    assert masks.behind([8, 8]) is not None
+    assert cut_to_grammar(sequence, tree) is tree
+    assert mask_rows(sequence, tree) is not None
+    assert sorted(forks) == [7, 7, 7, 8]  # one for each node
+    sequence.tokens.append(8)
+    sequence.token_mask.advance(8)  # type: ignore[union-attr]
+    assert tokens_of(mask_rows(sequence, DraftTree.root_only(8))) == [[8, 9]]  # type: ignore[arg-type]
+
+
+def test_masks_are_kept_though_the_matcher_uses_its_array_again() -> None:
+    array = np.zeros(2, np.uint32)
+
+    class Reusing(Successor):
+        def allowed(self) -> np.ndarray:
+            array[:] = super().allowed()
+            return array
+
+        def fork(self) -> "Reusing":
+            return Reusing(self.last)
+
+    sequence = sequence_of(Reusing(7))
+    masks = mask_rows(sequence, DraftTree.chain(7, [8, 8]))
+    assert masks is not None
+    assert tokens_of(masks) == [[7, 8], [8, 9], [8, 9]]
+
+
+def test_nothing_follows_a_path_that_ends_or_is_refused() -> None:
+    masks = path_masks(sequence_of(Successor(8)))
+    assert masks is not None
+    assert masks.behind([9]) is None  # the end
+    assert masks.behind([3]) is None
+    assert masks.behind([3, 8]) is None
+
+
+@pytest.mark.parametrize(
+    ("paths", "kept"),
+    [
+        ([[8, 8, 8]], (7, 8, 8, 8)),
+        ([[8, 9, 9]], (7, 8, 9)),  # the end stays, what is behind it goes
+        ([[8, 3, 8]], (7, 8)),
+        ([[3, 8], [8, 8]], (7, 8, 8)),
+        ([[3]], (7,)),
+    ],
+)
+def test_a_draft_is_cut_at_the_first_token_that_is_refused(paths: list[list[int]], kept: tuple[int, ...]) -> None:
+    tree = DraftTree.from_paths(7, paths)
+    assert cut_to_grammar(sequence_of(Successor(7)), tree).tokens == kept
+    assert cut_to_grammar(sequence_of(None), tree) is tree
 
 
 def test_no_grammar_no_masks() -> None:

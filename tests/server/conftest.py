@@ -18,6 +18,7 @@ from forerun.llm import LLM
 from forerun.options import EngineOptions
 from forerun.server.app import build_app
 from forerun.server.config import ServerConfig
+from forerun.server.operations import Operations
 
 MODEL = "tiny"
 
@@ -37,13 +38,13 @@ class Server:
 
 
 @contextmanager
-def serving(llm: LLM, config: ServerConfig | None = None) -> Iterator[Server]:
+def serving(llm: LLM, config: ServerConfig | None = None, operations: Operations | None = None) -> Iterator[Server]:
     """Serve a loaded model until the block ends."""
     config = config or ServerConfig(served_model=MODEL)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(build_app(llm, config), log_level="warning", lifespan="on"))
+        server = uvicorn.Server(uvicorn.Config(build_app(llm, config, operations), log_level="warning", lifespan="on"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

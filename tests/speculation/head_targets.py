@@ -19,6 +19,7 @@ from forerun.models.decoder import hidden_name
 from forerun.sequence import SamplingParams
 from tests.backends.native_ops import TABLES
 from tests.head_files import LOOKUP_SPEC, NEXT, RANDOM_SPEC, write_target
+from tests.speculation.masked import masked_answers
 from tests.steps import Rows, make_batch
 from tests.tiny import RandomWeights
 
@@ -73,6 +74,19 @@ def run(llm: LLM, speculation: Any, count: int = 3, backend: str = BEST, length:
     llm.generate(texts(count, length), SamplingParams(**{"max_tokens": 24, "ignore_eos": True, **params}))
     assert llm.engine.speculator.stats.drafter_errors == 0
     return llm.engine.speculator.stats
+
+
+def check_masked(llm: LLM, speculation: SpeculationConfig, backend: str = BEST) -> None:
+    """Under a grammar nothing is drafted that it forbids, and answers are those of plain decoding."""
+    params = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.7, seed=5, logits_hash=True)
+    llm.reconfigure(speculation="off", options=OPTIONS[backend])
+    plain = masked_answers(llm, prompts(3), params)
+    llm.reconfigure(speculation=speculation, options=OPTIONS[backend])
+    assert masked_answers(llm, prompts(3), params) == plain
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert stats.refused_nodes == 0
+    assert stats.drafted > 10
 
 
 class Mixed:
@@ -141,8 +155,8 @@ class DenseTarget:
         self._backend = ReferenceBackend()
         self._backend.load(LoadedModel(RANDOM_SPEC, self.weights), Limits(256, 256, 512), None, captures)
         mixer = RANDOM_SPEC.layers[0].mixer
-        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim)
-        self._backend.allocate_kv(KvLayout(16, 16, "fp32", (stack,)))
+        stack = KvStack("target", RANDOM_SPEC.num_layers, mixer.num_kv_heads, mixer.head_dim, "fp32")
+        self._backend.allocate_kv(KvLayout(16, 16, (stack,)))
         self._texts = []  # tokens, and the hidden states of all but the last
 
     def read(self, text):

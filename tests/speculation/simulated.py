@@ -116,7 +116,7 @@ def simulate(
     sequences = [sequence_of(number) for number in range(batch)]
     totals = Totals()
     for _ in range(steps):
-        rooms = [budget.room(sequence, batch) for sequence in sequences]
+        rooms = [0] * batch if budget.rests(batch) else [budget.room(sequence, batch) for sequence in sequences]
         trees = [DraftTree.root_only(sequence.tokens[-1]) for sequence in sequences]
         draft_s = 0.0
         if any(rooms):

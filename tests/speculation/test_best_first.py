@@ -9,7 +9,7 @@ import pytest
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.best_first import best_first
 from forerun.speculation.candidates import Candidates
-from forerun.speculation.head_drafting import Chooser
+from forerun.speculation.chooser import Chooser
 
 
 def random_expand(seed, width=3):

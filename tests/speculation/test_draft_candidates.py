@@ -56,6 +56,36 @@ def test_the_first_candidate_is_what_the_target_draws(name: str, path: list[int]
         assert found.probs is None
 
 
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_a_grammar_forbids_is_not_proposed(name: str) -> None:
+    """Of a row with a mask those are proposed that the target may draw, the one that it draws first."""
+    draw = a_draw(**DRAWS[name], **(HISTORY if name == "penalties" else {}))
+    mask = np.array([0xAAAAAAAA, 0x0A], np.uint32)  # odd ids, and none above 36
+    for seed in range(40):
+        row = a_row(seed)
+        found = choose(row, COLUMNS, draw, [], 4, mask)
+        assert all(token % 2 and token < 36 for token in found.tokens)
+        masked = replace(draw, masks=mask[None])
+        assert found.tokens[0] == draw_row(row, masked, 40, History(masked))
+
+
+def test_a_drawn_candidate_follows_the_masked_distribution() -> None:
+    draw, row = a_draw(temperature=1.0), a_row(3)
+    mask = np.array([0xAAAAAAAA, 0x0A], np.uint32)
+    masked = replace(draw, masks=mask[None])
+    want = processed_probs(row, masked, 40, History(masked))
+    found = draw_one(row, COLUMNS, draw, [], VOCAB, mask)
+    np.testing.assert_allclose(found.probs, want, atol=1e-12)
+    assert want[found.tokens[0]] > 0
+
+
+def test_a_grammar_applies_to_target_ids() -> None:
+    columns = ids(*reversed(range(VOCAB)))
+    found = choose(a_row(4), columns, a_draw(), [], VOCAB, np.array([0, 1 << 5], np.uint32))
+    assert found.tokens == (37,)
+    assert choose(a_row(4), columns, a_draw(), [], 4, np.zeros(2, np.uint32)) == NONE
+
+
 def test_filters_leave_fewer_candidates_than_asked_for() -> None:
     assert len(choose(a_row(1), COLUMNS, a_draw(temperature=1.0, top_k=2), [], 5).tokens) == 2
 

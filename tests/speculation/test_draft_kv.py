@@ -145,7 +145,7 @@ class Letters:
 class TestPrivateKv:
     @pytest.fixture
     def kv(self) -> PrivateKv:
-        layout = private_layout(KvStack("draft", 1, 1, 1), 2, 30, 16, "fp32")
+        layout = private_layout(KvStack("draft", 1, 1, 1, "fp32"), 2, 30, 16)
         assert layout.num_blocks == 4
         return PrivateKv(layout, 2, SameVocabulary(128), Letters(), Letters())
 

@@ -15,6 +15,7 @@ from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
 from forerun.speculation.drafters.draft_model import ModelDrafter
 from forerun.speculation.trimmed_vocabulary import TrimmedVocabulary
+from tests.speculation.masked import masked_answers
 from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf
 
@@ -198,6 +199,64 @@ def test_no_draft_changes_an_answer(target, path_of, backend: str, shape: str, d
         drafted, accepted = drafted + row.drafted, accepted + row.accepted
     assert drafted > 50
     assert accepted > 0 or draft == "other"
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+@pytest.mark.parametrize("sampling", ["greedy", "sampled", "penalties"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_draft_that_equals_the_target_is_right_under_a_grammar(
+    target, path_of, backend: str, sampling: str, verification: str
+) -> None:
+    options = {"sampled": {"temperature": 0.8, "top_p": 0.9}, "penalties": SAMPLINGS["penalties"]}.get(sampling, {})
+    llm = target(backend)
+    llm.reconfigure(speculation=config(path_of("target"), verification=verification), options=BACKENDS[backend])
+    params = SamplingParams(max_tokens=20, ignore_eos=True, **options)
+    masked_answers(llm, prompts(2), params)
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == stats.refused_nodes == 0
+    assert stats.accepted == stats.drafted > 16
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("draft", ["other", "near"])
+def test_no_draft_changes_an_answer_under_a_grammar(target, path_of, draft: str, shape: str) -> None:
+    llm = target("cpu")
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.7, seed=2, logits_hash=True)
+    llm.reconfigure(speculation="off", options=BACKENDS["cpu"])
+    plain = masked_answers(llm, prompts(3), params)
+    llm.reconfigure(speculation=config(path_of(draft), depth=6, **SHAPES[shape]), options=BACKENDS["cpu"])
+    assert masked_answers(llm, prompts(3), params) == plain
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == stats.refused_nodes == 0
+    assert stats.drafted > 20
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("formats", [("bf16", "fp32"), ("fp32", "bf16")], ids="-".join)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_draft_in_another_kv_format_changes_an_answer(path_of, backend: str, formats, shape: str) -> None:
+    options = replace(BACKENDS[backend], kv_format=formats[0])
+    llm = LLM(path_of("target"), speculation="off", threads=1, options=options)
+    cells = make_cells(llm, *((4, 10) if backend == "reference" else (6, 16)))
+    plain = {cell.name: answer_one_plainly(llm, cell, options) for cell in cells}
+    wish = config(path_of("target"), depth=6, kv_format=formats[1], **SHAPES[shape])
+    settings = [Setting("draft-model", 1), Setting("draft-model", 8, chunk=3, cache=True, tight=True)]
+    drafted = accepted = 0
+    for setting in settings:
+        row = compare(llm, setting, cells, plain, options, wish)
+        assert [str(difference) for difference in row.differences] == []
+        assert llm.engine.speculator.stats.drafter_errors == 0
+        drafted, accepted = drafted + row.drafted, accepted + row.accepted
+    assert llm.kv_layout.codecs == formats
+    # The target's weights over KV of another precision: nearly always right, so nothing is stored wrongly.
+    assert accepted > (0.9 if shape == "chain" else 0.2) * drafted > 10
+
+
+def test_a_kv_format_can_be_that_of_the_target(path_of) -> None:
+    for codec in ("bf16", "fp32"):
+        options = EngineOptions(block_size=16, kv_format=codec)
+        llm = LLM(path_of("target"), speculation=config(path_of("near")), threads=1, options=options)
+        assert llm.kv_layout.codecs == (codec, codec)
 
 
 def test_choices_are_those_of_plain_decoding(target, path_of) -> None:

@@ -29,6 +29,7 @@ from tests.speculation.head_targets import (
     OPTIONS,
     DenseTarget,
     check_lossless,
+    check_masked,
     checked_run,
     following,
     loader,
@@ -203,6 +204,10 @@ class TestHeadsThatKnowTheTarget:
         assert found.stats.cached_prompt_tokens > 100
         assert llm.engine.speculator.stats.drafts == 0
         assert llm.engine.speculator.stats.drafter_errors == 0
+
+
+def test_no_head_drafts_what_a_grammar_forbids(target, random_heads):
+    check_masked(target("random"), wish("eagle", random_heads[3], width=3))
 
 
 @pytest.mark.parametrize("width", [1, 4])

@@ -1,9 +1,9 @@
-"""SpeedGuard and Probe: speculation that does not pay rests, longer each time."""
+"""SpeedGuard, Probe and Nap: speculation that does not pay rests, longer each time."""
 
 import itertools
 import random
 
-from forerun.speculation.guard import FIRST_PAUSE, LAST_PAUSE, WINDOW, Probe, SpeedGuard
+from forerun.speculation.guard import FIRST_PAUSE, LAST_PAUSE, WINDOW, Nap, Probe, SpeedGuard
 
 
 def rest(guard):
@@ -97,3 +97,34 @@ def test_probes_begin_anew_when_the_drafter_has_paid():
     probe.paid()
     waits = next(step for step in range(100) if probe.is_due())
     assert waits == FIRST_PAUSE - 1
+
+
+class TestNap:
+    @staticmethod
+    def asked(nap, num_sequences, steps):
+        """Steps in which somebody is asked, and nothing comes of it."""
+        found = []
+        for step in range(steps):
+            if not nap.begins(num_sequences):
+                found.append(step)
+                nap.fruitless()
+        return found
+
+    def test_a_large_batch_naps_at_once_and_ever_longer(self):
+        assert self.asked(Nap(6, 16), 16, 64) == [0, 1, 3, 5, 9, 13, 21, 29, 45, 61]
+
+    def test_a_single_sequence_is_patient(self):
+        assert self.asked(Nap(6, 16), 1, 10) == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+
+    def test_what_pays_ends_it(self):
+        nap = Nap(6, 16)
+        self.asked(nap, 16, 64)
+        nap.wake()
+        assert self.asked(nap, 16, 4) == [0, 1, 3]
+
+    def test_one_right_guess_says_something_of_few_and_nothing_of_many(self):
+        for num, first in ((1, 0), (16, 13)):  # the nap that begins at step 61 ends at 77
+            nap = Nap(6, 16)
+            self.asked(nap, num, 64)
+            nap.stir()
+            assert self.asked(nap, num, 20)[0] == first

@@ -7,7 +7,17 @@ from forerun.errors import ModelFileError, ModelNotFound, UnsupportedModel, Usag
 from forerun.llm import LLM
 from forerun.speculation.drafter import make_drafter
 from tests.head_files import LOOKUP_SPEC, RANDOM_SPEC, VOCAB, follower, medusa_arrays, medusa_config, write
-from tests.speculation.head_targets import BEST, EVERY, OPTIONS, check_lossless, following, loader, run, wish
+from tests.speculation.head_targets import (
+    BEST,
+    EVERY,
+    OPTIONS,
+    check_lossless,
+    check_masked,
+    following,
+    loader,
+    run,
+    wish,
+)
 
 HEADS = 4
 
@@ -103,6 +113,10 @@ class TestHeadsThatKnowTheTarget:
 def test_no_head_changes_an_answer(target, random_heads, backend, width):
     drafted, _ = check_lossless(target("random", backend), wish("medusa", random_heads, depth=6, width=width), backend)
     assert drafted > 50
+
+
+def test_no_head_drafts_what_a_grammar_forbids(target, random_heads):
+    check_masked(target("random"), wish("medusa", random_heads, depth=3, width=3))
 
 
 @pytest.mark.parametrize("backend", [BEST, "reference"])

@@ -31,7 +31,7 @@ class TimedBackend(FakeBackend):
 
 def probed(curve, max_rows=96, budget_s=0.3, num_blocks=8, block_size=16):
     backend = TimedBackend(curve)
-    layout = KvLayout(num_blocks, block_size, "fp32", (KvStack("target", 1, 1, 1),))
+    layout = KvLayout(num_blocks, block_size, (KvStack("target", 1, 1, 1, "fp32"),))
     backend.allocate_kv(layout)
     return backend, probe_steps(backend, layout, max_rows, budget_s, lambda: backend.now)
 

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.batch import Outcome
 from forerun.errors import UsageError
-from forerun.speculation.drafter import HostedDrafter, Seen, make_drafter
+from forerun.speculation.drafter import Ask, HostedDrafter, Seen, make_drafter
 from forerun.speculation.drafters import recycle
 from forerun.speculation.drafters.recycle import RecycleDrafter, best_shape
 from forerun.speculation.successors import SuccessorTable, file_of
@@ -30,9 +30,9 @@ class Rows:
         return np.array([(self._best[output] + list(range(20, 20 + count)))[:count] for output in outputs], np.int32)
 
 
-def seen(tree, best, tokens, accepted=(), is_finite=True, first_output=0):
+def seen(tree, best, tokens, accepted=(), is_finite=True, first_output=0, salt=""):
     outcome = Outcome(tree, tuple(accepted), tuple(tokens), tuple(range(len(tokens))), is_finite)
-    return Seen(sequence_of([1]), outcome, first_output, Rows(best))
+    return Seen(sequence_of([1], salt=salt), outcome, first_output, Rows(best))
 
 
 def host_of(folder, name="model.gguf", vocab_size=64):
@@ -110,6 +110,75 @@ class TestDrafts:
             drafter.end(number)
             drafter.end(number)
         assert not drafter._active
+
+
+class TestSalts:
+    """What one tenant's requests taught is never proposed to another."""
+
+    ONE = DraftTree.root_only(1)
+
+    @pytest.mark.parametrize(("teacher", "pupil"), [("", "a"), ("a", ""), ("a", "b"), ("a", "A"), ("a", "a ")])
+    def test_others_learn_nothing(self, teacher, pupil):
+        drafter = RecycleDrafter(width=2)
+        drafter.observe([seen(self.ONE, [[2, 3]], [9], salt=teacher)])
+        assert propose(drafter, sequence_of([1], salt=pupil)) is None
+        assert propose(drafter, sequence_of([1], salt=teacher)) is not None
+
+    def test_one_call_serves_several(self):
+        drafter = RecycleDrafter(width=2)
+        learning = [
+            seen(self.ONE, [[token, token + 1]], [9], salt=salt) for token, salt in ((2, ""), (4, "a"), (6, "b"))
+        ]
+        drafter.observe(learning)
+        asks = [Ask(sequence_of([1], number, salt), 1, 1) for number, salt in enumerate(("b", "", "c", "a", "b"))]
+        assert [tree and tree.tokens[1] for tree in drafter.propose(asks)] == [6, 2, None, 4, 6]
+
+    def test_chances_are_learned_apart(self):
+        drafter = RecycleDrafter(width=2)
+        for _ in range(300):
+            drafter.observe([seen(self.ONE, [[2, 3]], [2], salt="a"), seen(self.ONE, [[2, 3]], [9], salt="b")])
+        tree = propose(drafter, sequence_of([1], salt="a"), max_nodes=1)
+        assert tree is not None
+        assert tree.score[1] > 0.8
+        assert propose(drafter, sequence_of([1], salt="b")) is None  # it was never right: too unlikely to be proposed
+
+    def test_the_least_recently_used_is_forgotten_within_the_budget(self, tmp_path):
+        size = SuccessorTable(64, RecycleDrafter()._prior).num_bytes
+        drafter = RecycleDrafter(salted_bytes=3 * size + 5)
+        drafter.load(host_of(tmp_path), 1)
+        for salt in "abc":
+            drafter.observe([seen(self.ONE, [[2, 3]], [9], salt=salt)])
+        assert drafter._tables.salted_bytes == 3 * size
+        assert propose(drafter, sequence_of([1], salt="a")) is not None  # so "b" is the oldest
+        drafter.observe([seen(self.ONE, [[2, 3]], [9], salt="d")])
+        assert drafter._tables.salted_bytes == 3 * size
+        assert [propose(drafter, sequence_of([1], salt=salt)) is not None for salt in "acd"] == [True] * 3
+        assert propose(drafter, sequence_of([1], salt="b")) is None
+
+    def test_a_budget_below_one_table_drafts_for_no_salt(self, tmp_path):
+        drafter = RecycleDrafter(salted_bytes=100)
+        drafter.load(host_of(tmp_path), 1)
+        for salt in ("", "a"):
+            drafter.observe([seen(self.ONE, [[2, 3]], [9], salt=salt)])
+        assert propose(drafter, sequence_of([1], salt="a")) is None
+        assert propose(drafter, sequence_of([1])) is not None
+        assert drafter._tables.salted_bytes == 0
+
+    def test_only_the_unsalted_table_reaches_the_file(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(recycle, "SAVE_EVERY", 1)
+        drafter = RecycleDrafter()
+        drafter.load(host_of(tmp_path), 1)
+        for _ in range(3):
+            drafter.observe([seen(self.ONE, [[2, 3]], [2], salt="a")])
+        drafter.end(0)
+        assert list(tmp_path.iterdir()) == []  # nothing of its own to keep
+        for _ in range(3):
+            drafter.observe([seen(self.ONE, [[4, 5]], [4])])
+        drafter.end(0)
+        again = RecycleDrafter()
+        again.load(host_of(tmp_path), 1)
+        assert propose(again, sequence_of([1]), max_nodes=1).tokens == (1, 4)
+        assert propose(again, sequence_of([1], salt="a")) is None
 
 
 class TestShape:
@@ -300,6 +369,7 @@ def test_it_drafts_where_nothing_repeats():
         ({"max_nodes": 0}, "max_nodes"),
         ({"max_nodes": 64}, "max_nodes"),
         ({"min_prob": 0.0}, "min_prob"),
+        ({"salted_bytes": -1}, "salted_bytes"),
         ({"depth": 1}, "depth"),
     ],
 )

@@ -1,8 +1,10 @@
 """Speculator and FixedBudget: whatever a drafter does, sound trees of the right size come out."""
 
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from forerun.batch import Outcome
@@ -12,7 +14,18 @@ from forerun.sequence import Request, SamplingParams, Sequence, SpeculationParam
 from forerun.speculation.budget import FixedBudget, StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import MAX_NODES, DraftTree
-from tests.fakes import VOCAB, RandomDrafter, ScriptedDrafter, Setup, facts, plain_decode, prompt_of, request, run
+from tests.fakes import (
+    VOCAB,
+    FiniteStateMask,
+    RandomDrafter,
+    ScriptedDrafter,
+    Setup,
+    facts,
+    plain_decode,
+    prompt_of,
+    request,
+    run,
+)
 
 
 def sequence_of(tokens=(1, 2, 3), max_tokens=100):
@@ -82,6 +95,28 @@ class TestTrees:
         (kept,) = speculator.propose([sequence_of()], [8])
         assert kept == DraftTree.of((3, 4, 6, 7), (-1, 0, 1, 2), (1.0, 0.9, 0.6, 0.5), "s")
         assert speculator.stats.dropped_nodes == 2
+
+    @pytest.mark.parametrize("merged", [False, True])
+    def test_what_the_grammar_forbids_goes_and_all_that_hangs_below(self, merged):
+        sequence = sequence_of()
+        sequence.token_mask = FiniteStateMask(0)  # allows 3, 5, 8, 10; behind 5 it is as at the start
+        tree = DraftTree.of((3, 5, 4, 5, 5, 8), (-1, 0, 1, 2, 1, 0), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5), "s")
+        other = DraftTree.chain(3, [8, 2], source="t")
+        drafters = [ScriptedDrafter(lambda ask: tree), *([ScriptedDrafter(lambda ask: other)] if merged else [])]
+        speculator = Speculator(drafters, FixedBudget(SpeculationConfig(), 256), VOCAB)
+        (kept,) = speculator.propose([sequence], [8])
+        assert kept.tokens == (3, 5, 5, 8)
+        assert speculator.stats.refused_nodes == 2 + merged
+
+    def test_drawn_trees_are_not_cut(self):
+        """Which of their nodes are verified may not depend on what was drawn."""
+        sequence = sequence_of()
+        sequence.token_mask = FiniteStateMask(0)
+        probs = np.full(VOCAB, 1 / VOCAB)
+        tree = DraftTree.of((3, 4), (-1, 0), (1.0, 0.5), "s", {0: probs})
+        speculator = speculator_of(lambda ask: tree)
+        (kept,) = speculator.propose([sequence], [8])
+        assert kept.tokens == (3, 4)
 
     @pytest.mark.parametrize("room", [1, 5, 8])
     def test_an_oversized_tree_is_cut_to_its_room(self, room):
@@ -203,3 +238,23 @@ class TestRequests:
     def test_a_name_that_is_not_loaded_is_refused(self):
         with pytest.raises(RequestError, match="not loaded"):
             self.run(drafter="medusa")
+
+
+class Sleepy(FixedBudget):
+    """A budget that wants to rest in every step."""
+
+    def rests(self, num_decoding):
+        return True
+
+
+@pytest.mark.parametrize(("prediction", "room"), [((), 0), ((7, 8), 3)])
+def test_a_budget_may_rest_but_not_where_a_request_guides_its_drafts(prediction, room):
+    budget = Sleepy(SpeculationConfig(max_depth=3), 256)
+    speculator = Speculator([RandomDrafter(VOCAB)], budget, VOCAB)
+    sequence = sequence_of()
+    sequence.request = replace(sequence.request, prediction=prediction)
+    assert speculator.room(sequence, 1) == 3
+    outcome = Outcome(DraftTree.root_only(3), (), (3,), (0,))
+    batch = SimpleNamespace(draws=[SimpleNamespace(first_output=0)])
+    speculator.observe([sequence], [outcome], batch, None, StepFacts(1, 4, 0.0, 1e-3, 1e-3))
+    assert speculator.room(sequence, 1) == room

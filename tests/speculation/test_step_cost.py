@@ -138,7 +138,7 @@ class TestFile:
 
     @pytest.mark.parametrize(
         "text",
-        ["", "{", "[]", "null", "{}", '{"format": 1}', "\x00\xff", '{"format": "forerun-step-cost-1", "identity": []}'],
+        ["", "{", "[]", "null", "{}", '{"format": 1}', "\x00\xff", '{"format": "forerun-step-cost-2", "identity": []}'],
     )
     def test_a_damaged_file_is_ignored(self, tmp_path, text):
         file = StepCostFile(tmp_path, self.IDENTITY)
@@ -163,7 +163,7 @@ class TestFile:
         file.keep(cost_of(flat(8)))
         assert file.load() is not None
         document = json.loads(file.path.read_text(encoding="utf-8"))
-        document["cost"] |= change
+        document["content"] |= change
         file.path.write_text(json.dumps(document), encoding="utf-8")
         assert file.load() is None
 

@@ -8,7 +8,7 @@ import pytest
 from forerun import engine as engine_module
 from forerun.config import VERIFICATIONS
 from forerun.errors import RequestError
-from forerun.generation import GenerationStats
+from forerun.results import GenerationStats
 from forerun.sampling.walk import hash_row, log_softmax_at
 from forerun.sequence import FinishReason
 from forerun.speculation.rule import has_sound_probs

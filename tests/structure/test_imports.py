@@ -17,11 +17,11 @@ LAYERS: tuple[dict[str, tuple[str, ...]], ...] = (
     {"errors": ("errors",)},
     {"config": ("config",), "machine": ("machine",), "profile": ("profile",), "text": ("text",)},
     {"data": ("sequence", "sampling.noise", "speculation.tree", "cache.layout", "models.spec")},
-    {"step": ("batch", "cache", "sampling")},
+    {"step": ("batch", "cache", "sampling"), "grammar": ("grammar",)},
     {"models": ("backends.base", "models")},
     {"backends": ("backends",), "speculation": ("speculation",), "scheduler": ("scheduler",)},
     {"engine": ("engine",)},
-    {"api": ("llm", "generation", "opening", "options", "drafter_check")},
+    {"api": ("llm", "generation", "results", "opening", "options", "drafter_check")},
     {"package": ("",)},
     {"bench": ("bench",), "server": ("server",), "analysis": ("analysis",), "training": ("training",)},
     {"cli": ("cli", "__main__")},
@@ -35,6 +35,7 @@ CONFINED = {
         *(f"backends.{name}" for name in ("cpu", "cpu_program", "measure", "packing", "profiled")),
         "speculation.drafters.suffix",
     ),
+    "llguidance": ("grammar",),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "aiohttp", "flask", "websockets"), ("server",)),
 }
 

@@ -35,10 +35,10 @@ from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, Usag
 from forerun.machine import available_memory
 from forerun.models import decoder
 
-KERNELS_VERSION = "k4"  # raise it whenever a bit of a logit changes
+KERNELS_VERSION = "k5"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
 FAULTS = ("row_ulp",)
-INT16_TABLES = ("avx512_vnni",)  # packed weights meet inputs of 16 bits there, elsewhere bfloat16
+INT16_TABLES = ("avx512_vnni", "avx2")  # packed weights meet inputs of 16 bits there, elsewhere bfloat16
 # By kernel table: rows that one pass over the weights serves at about the price of one.
 ROW_TILES = {"amx_bf16": 16, "avx512_vnni": 8, "avx512_bf16": 4, "avx512": 8, "avx2": 4, "neon": 4, "portable": 1}
 
@@ -222,21 +222,23 @@ class CpuBackend:
 
         Raises UsageError on a block size or codec that the kernels do not have, CapacityError when memory is too small.
         """
-        if _kv_layers(layout)[: len(self._kv_layers)] != self._kv_layers:
+        shapes = [(num_heads, head_dim) for num_heads, head_dim, _ in _kv_layers(layout)]
+        if shapes[: len(self._kv_layers)] != self._kv_layers:
             raise UnsupportedModel("the KV layout does not fit the model: its first stack must be the model's layers")
         self._store = self._make_store(layout, "kv_cache_bytes or max_model_len")
         if self._program is not None:
             self._program.use(self._store)
-        self._codec = layout.codec
+        self._codec = layout.codecs[0]
 
     def _make_store(self, layout: KvLayout, remedy: str) -> _native.KvStore:
         """A KV store. remedy  the options to lower when memory is too small"""
-        if layout.codec not in CODEC_BYTES:
-            raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(CODEC_BYTES))}")
+        for codec in layout.codecs:
+            if codec not in CODEC_BYTES:
+                raise UsageError(f"KV codec {codec!r} is unknown; choose one of {', '.join(sorted(CODEC_BYTES))}")
         if layout.block_size < 16 or layout.block_size % 16:
             raise UsageError(f"block_size must be a multiple of 16, got {layout.block_size}")
         _reserve(layout.total_bytes, "the KV cache", f"lower {remedy}")
-        return _native.KvStore(self._table, layout.num_blocks, layout.block_size, layout.codec, _kv_layers(layout))
+        return _native.KvStore(self._table, layout.num_blocks, layout.block_size, _kv_layers(layout))
 
     # ---- a step ----
 
@@ -287,8 +289,11 @@ class CpuBackend:
         return self._store
 
 
-def _kv_layers(layout: KvLayout) -> list[tuple[int, int]]:
-    return [(stack.num_kv_heads, stack.head_dim) for stack in layout.stacks for _ in range(stack.num_layers)]
+def _kv_layers(layout: KvLayout) -> list[tuple[int, int, str]]:
+    """Heads, their size and the format of each layer."""
+    return [
+        (stack.num_kv_heads, stack.head_dim, stack.codec) for stack in layout.stacks for _ in range(stack.num_layers)
+    ]
 
 
 def _check_weights(weights: Weights, shapes: dict[str, tuple[int, ...]]) -> None:

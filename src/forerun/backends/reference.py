@@ -206,7 +206,7 @@ class ReferenceBackend:
 
     @property
     def numerics_id(self) -> str:
-        codec = self._kv.layout.codec if self._kv is not None else "none"
+        codec = self._kv.layout.codecs[0] if self._kv is not None else "none"
         # A rotation is a function of the spec and the position, so the spec stands for the table whatever its length.
         rope = hashlib.blake2b(repr(sorted(self._tables, key=repr)).encode(), digest_size=4).hexdigest()
         return f"reference{NUMERICS_VERSION}-numpy{np.__version__}-w:fp32-a:fp32-rope:{rope}-kv:{codec}"
@@ -295,7 +295,7 @@ class ReferenceBackend:
             kv.clear(kv.block(block))
 
     def memory(self) -> MemoryReport:
-        """Bytes held; the store keeps float32 whatever the codec."""
+        """Bytes held; the store keeps float32 whatever the codecs."""
         kv = 0 if self._kv is None else sum(array.nbytes for array in (*self._kv.keys, *self._kv.values))
         tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables.values())
         return MemoryReport(weights=sum(w.nbytes for w in self._weights.values()), kv=kv, workspace=tables)

@@ -29,25 +29,28 @@ ENCODE: dict[str, Callable[[Float32], Float32]] = {"fp32": lambda x: x, "bf16": 
 
 
 class KvStore:
-    """Keys and values of all stacks as plain float32 arrays that hold what the codec can hold.
+    """Keys and values of all stacks as plain float32 arrays that hold what each stack's codec can hold.
 
     keys, values  per layer, those of the first stack first: [slots, G, D] float32
     """
 
     def __init__(self, layout: KvLayout) -> None:
-        if layout.codec not in ENCODE:
-            raise UsageError(f"KV codec {layout.codec!r} is unknown; choose one of {', '.join(sorted(ENCODE))}")
-        shapes = [(layout.num_slots, s.num_kv_heads, s.head_dim) for s in layout.stacks for _ in range(s.num_layers)]
+        for codec in layout.codecs:
+            if codec not in ENCODE:
+                raise UsageError(f"KV codec {codec!r} is unknown; choose one of {', '.join(sorted(ENCODE))}")
+        layers = [stack for stack in layout.stacks for _ in range(stack.num_layers)]
+        shapes = [(layout.num_slots, stack.num_kv_heads, stack.head_dim) for stack in layers]
         self.layout = layout
-        self.encode = ENCODE[layout.codec]
+        self._encode = [ENCODE[stack.codec] for stack in layers]
         self.keys = [np.zeros(shape, np.float32) for shape in shapes]
         self.values = [np.zeros(shape, np.float32) for shape in shapes]
 
     def write(self, layer: int, slots: Int32, k: Float32, v: Float32) -> None:
         """Encode k and v [R, G * D] into `slots` of `layer`."""
+        encode = self._encode[layer]
         shape = (len(slots), *self.keys[layer].shape[1:])
-        self.keys[layer][slots] = self.encode(k).reshape(shape)
-        self.values[layer][slots] = self.encode(v).reshape(shape)
+        self.keys[layer][slots] = encode(k).reshape(shape)
+        self.values[layer][slots] = encode(v).reshape(shape)
 
     def copy(self, source: slice | int, target: slice | int) -> None:
         """Copy slots in every layer."""

@@ -88,7 +88,9 @@ def peak_formats(numerics_id: str) -> tuple[str, ...]:
             return INT16_PRODUCTS
         return ("avx512_vnni_int8",) if is_int8 else ("avx512_bf16", "avx512_fp32")
     if table.startswith("avx2"):
-        return ("avx2_int8",) if is_int8 else ("avx2_fp32",)
+        # Bytes are multiplied in two steps, the second of which is that for 16 bits: both have the same peak.
+        is_integer = is_int8 or any(part.startswith("a-") and "int16" in part for part in parts)
+        return ("avx2_int8",) if is_integer else ("avx2_fp32",)
     return ("neon_fp32",) if table.startswith("neon") else ("portable_fp32",)
 
 

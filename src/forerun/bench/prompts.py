@@ -71,6 +71,15 @@ def spec_bench(path: Path, all_turns: bool = False) -> PromptSet:
     return PromptSet(path.name, _by_category(prompts))
 
 
+def text_lines(path: Path) -> PromptSet:
+    """A text file, a prompt a line. Raises UsageError without one, OSError when it cannot be read."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise UsageError(f"{path} holds no prompts: write one a line")
+    prompts = [Prompt(f"line-{number}", "text", (line,)) for number, line in enumerate(lines, start=1)]
+    return PromptSet(path.name, _by_category(prompts))
+
+
 def _question(line: str, where: str, all_turns: bool) -> Prompt:
     try:
         question: Any = json.loads(line)

@@ -33,7 +33,7 @@ KV_BYTES = 4 << 30  # at most, for those
 def wanted_kv_bytes(spec: ModelSpec, codec: str, block_size: int, quick: bool) -> int:
     """KV memory for one sequence of full length and for many at every context, as far as KV_BYTES allow."""
     mixer = spec.layers[0].mixer
-    per_token = KvStack("target", spec.num_layers, mixer.num_kv_heads, mixer.head_dim).bytes_per_token(codec)
+    per_token = KvStack("target", spec.num_layers, mixer.num_kv_heads, mixer.head_dim, codec).bytes_per_token
     one = min(spec.max_context, CONTEXTS[-1])
     step = SEED_BLOCKS * block_size  # lanes are a multiple of it
     lanes = MAX_CHAIN * (CONTEXTS[0] // step + 1) * step

@@ -18,8 +18,9 @@ import itertools
 import shutil
 import statistics
 import tempfile
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.backends.base import Progress
@@ -37,22 +38,46 @@ from forerun.sequence import SamplingParams
 MIN_ANSWER = 16  # tokens before an answer may end, so that there is something to time
 
 
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how measuring goes on.
+
+    progress  counts runs
+    measured  is called after every cell, with all results so far; the cell is the last of them
+    """
+
+    progress: Progress
+    measured: Callable[[SpeculationResults], None] = lambda results: None
+
+
+def cells_of(prompts: PromptSet, wish: SpeculationWish) -> list[Cell]:
+    """Every cell that is wished for, in the order of the table."""
+    axes = (wish.drafters, prompts.categories, wish.batches, wish.temperatures)
+    return [Cell(*values) for values in itertools.product(*axes)]
+
+
 def bench_speculation(
-    llm: LLM, prompts: PromptSet, wish: SpeculationWish, options: EngineOptions, progress: Progress
+    llm: LLM,
+    prompts: PromptSet,
+    wish: SpeculationWish,
+    options: EngineOptions,
+    watch: Watch,
+    cells: Seq[Cell] | None = None,
 ) -> SpeculationResults:
-    """Measure every cell. `progress` counts runs. Restarts the model's engine.
+    """Measure every cell. Restarts the model's engine.
 
     options  those of `wish.options`, which the model was loaded with
+    cells    of those that are wished for, the ones to measure; None for all
 
     Raises UsageError when prompts or batch do not fit.
     """
     _check_fits(llm, prompts, wish, options)
-    axes = (wish.drafters, prompts.categories, wish.batches, wish.temperatures)
-    cells = [Cell(*values) for values in itertools.product(*axes)]
+    cells = cells_of(prompts, wish) if cells is None else cells
     results: list[CellResult] = []
     skipped: dict[str, str] = {}
     checks: dict[str, tuple[DrafterCheck, ...]] = {}
-    runs = _Runs(progress, 2 * (wish.warmups + wish.pairs + 1), len(cells))
+    found = SpeculationResults(results, skipped, checks)
+    runs = _Runs(watch.progress, 2 * (wish.warmups + wish.pairs + 1), len(cells))
     with tempfile.TemporaryDirectory(prefix="forerun-bench-") as scratch:
         for index, cell in enumerate(cells):
             runs.begin(index)
@@ -69,8 +94,9 @@ def bench_speculation(
                 skipped[cell.drafter] = str(error)
                 continue
             results.append(_measure(arms, cell, prompts.categories[cell.category], wish, runs))
+            watch.measured(found)
     llm.reconfigure(speculation="off", options=options)  # the scratch folder is gone
-    return SpeculationResults(results, skipped, {name: found for name, found in checks.items() if found})
+    return found
 
 
 def _check(llm: LLM, config: SpeculationConfig, options: EngineOptions) -> tuple[DrafterCheck, ...]:
@@ -154,7 +180,7 @@ def _measure(arms: Arms, cell: Cell, prompts: Seq[Prompt], wish: SpeculationWish
     difference = None
     if wish.promises_equality(cell.temperature):
         difference = _first_difference([*pairs, hashed])
-    return _result(arms, cell, pairs, wish.promises_equality(cell.temperature), difference)
+    return _result(arms, cell, pairs, wish, difference)
 
 
 def _asked(cell: Cell, prompts: Seq[Prompt], wish: SpeculationWish, turn: int, hashed: bool) -> list[Asked]:
@@ -191,7 +217,7 @@ def _first_difference(pairs: Seq[tuple[ArmRun, ArmRun]]) -> str | None:
 
 
 def _result(
-    arms: Arms, cell: Cell, pairs: Seq[tuple[ArmRun, ArmRun]], is_promised: bool, difference: str | None
+    arms: Arms, cell: Cell, pairs: Seq[tuple[ArmRun, ArmRun]], wish: SpeculationWish, difference: str | None
 ) -> CellResult:
     drafted_runs = [drafted for _, drafted in pairs]
     drafted_at: list[int] = []
@@ -213,8 +239,10 @@ def _result(
         accepted_at=tuple(accepted_at),
         draft_share=sum(run.draft_s for run in drafted_runs) / sum(run.total_s for run in drafted_runs),
         by_drafter=_by_drafter(arms),
-        is_equal=difference is None if is_promised else None,
+        is_equal=difference is None if wish.promises_equality(cell.temperature) else None,
         difference=difference,
+        new_tokens=wish.new_tokens,
+        requests=wish.run_size(cell.batch),
     )
 
 

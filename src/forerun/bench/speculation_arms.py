@@ -161,7 +161,7 @@ def _draft_seconds(engine: Engine) -> float:
 def _without_drafters(llm: LLM) -> Engine:
     """An engine as `speculation="off"` makes it, on the model and the KV memory of the one that is configured."""
     layout, vocab_size = llm.kv_layout, llm.model.spec.vocab_size
-    cache = CacheConfig(layout.num_blocks, layout.block_size, layout.codec, prefix_caching=False)
+    cache = CacheConfig(layout.num_blocks, layout.block_size, layout.codecs, prefix_caching=False)
     budget = FixedBudget(SpeculationConfig("off", max_depth=1), llm.max_model_len)
     scheduler = Scheduler(llm.engine.scheduler.config, cache)
     return Engine(llm.backend, scheduler, Speculator((), budget, vocab_size), vocab_size)

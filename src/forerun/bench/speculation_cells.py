@@ -54,11 +54,6 @@ class SpeculationWish:
         if unused:
             raise UsageError(f"there are options for the drafter {unused[0]!r}, which is not measured: add it")
 
-    @property
-    def has_verdict(self) -> bool:
-        """Enough pairs to judge a speed."""
-        return self.pairs >= MIN_PAIRS
-
     def config_of(self, name: str) -> SpeculationConfig:
         """The configuration of one of `drafters`, with those options that are for it."""
         owners = ("", *drafter_names(name))
@@ -112,7 +107,11 @@ class ByDrafter:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A measured cell. is_equal  None where verification promises no equality"""
+    """A measured cell.
+
+    is_equal              None where verification promises no equality
+    new_tokens, requests  longest answer, requests of a run
+    """
 
     cell: Cell
     speedup: Ratio
@@ -129,6 +128,13 @@ class CellResult:
     by_drafter: dict[str, ByDrafter]
     is_equal: bool | None
     difference: str | None
+    new_tokens: int
+    requests: int
+
+    @property
+    def has_verdict(self) -> bool:
+        """Enough pairs to judge its speed."""
+        return len(self.speedup.pairs) >= MIN_PAIRS
 
     @property
     def is_slower(self) -> bool:
@@ -146,9 +152,9 @@ class SpeculationResults:
     skipped: dict[str, str]
     checks: dict[str, tuple[DrafterCheck, ...]] = field(default_factory=dict)
 
-    def failures(self, has_verdict: bool) -> list[CellResult]:
+    def failures(self) -> list[CellResult]:
         """Cells that differ, or are slower where speed may be judged."""
-        return [one for one in self.cells if one.is_equal is False or (has_verdict and one.is_slower)]
+        return [one for one in self.cells if one.is_equal is False or (one.has_verdict and one.is_slower)]
 
     def mean(self, drafter: str, batch: int | None = None, category: str | None = None) -> float | None:
         """Geometric mean of a drafter's speed-ups, of all its cells or of those of a batch size or category."""

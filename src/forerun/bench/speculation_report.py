@@ -1,7 +1,7 @@
 """What `bench speculation` found, as one JSON document, and as Markdown tables for the documentation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,7 @@ from forerun.bench.speculation_cells import (
     SpeculationWish,
 )
 
-FORMAT = "forerun-speculation-1"
+FORMAT = "forerun-speculation-2"
 Document = Mapping[str, Any]
 
 
@@ -29,7 +29,7 @@ def document(
     prompts  name of the prompt set
     about    model, machine, versions, numerics_id
     """
-    failed = results.failures(wish.has_verdict)
+    failed = results.failures()
     return {
         "format": FORMAT,
         "command": "bench speculation",
@@ -43,18 +43,19 @@ def document(
             "prefix_cache": False,
             "bounds": "95 %: Student t of the logarithms of the pairs' ratios; the ratio itself is their median",
         },
-        "has_verdict": wish.has_verdict,
+        "has_verdict": all(one.has_verdict for one in results.cells),
         "passed": not failed,
-        "summary": [_summary(results, wish, name) for name in wish.drafters if name not in results.skipped],
+        "summary": [_summary(results, name) for name in dict.fromkeys(one.cell.drafter for one in results.cells)],
         "skipped": results.skipped,
-        "checks": {name: [asdict(one) for one in found] for name, found in results.checks.items()},
+        "checks": {name: [asdict(one) for one in found] for name, found in results.checks.items() if found},
         "cells": [_cell(one, one in failed) for one in results.cells],
     }
 
 
-def _summary(results: SpeculationResults, wish: SpeculationWish, drafter: str) -> dict[str, Any]:
+def _summary(results: SpeculationResults, drafter: str) -> dict[str, Any]:
     cells = [one for one in results.cells if one.cell.drafter == drafter]
-    failed = results.failures(wish.has_verdict)
+    failed = results.failures()
+    uppers = [one.speedup.upper for one in cells if math.isfinite(one.speedup.upper)]
     return {
         "drafter": drafter,
         "cells": len(cells),
@@ -65,7 +66,7 @@ def _summary(results: SpeculationResults, wish: SpeculationWish, drafter: str) -
         "mean_copy": results.mean(drafter, category=COPY),
         "mean_copy_batch_1": results.mean(drafter, batch=1, category=COPY),
         "lowest": min(one.speedup.median for one in cells),
-        "lowest_upper": min((_finite(one.speedup.upper) or math.inf) for one in cells) if wish.pairs > 1 else None,
+        "lowest_upper": min(uppers, default=None),
         "accepted_len": sum(one.accepted_len for one in cells) / len(cells),
         "draft_share": sum(one.draft_share for one in cells) / len(cells),
     }
@@ -93,6 +94,8 @@ def _cell(result: CellResult, is_failed: bool) -> dict[str, Any]:
         "by_drafter": by_drafter,
         "equal": result.is_equal,
         "difference": result.difference,
+        "new_tokens": result.new_tokens,
+        "requests": result.requests,
         "slower": result.is_slower,
         "failed": is_failed,
     }
@@ -116,12 +119,13 @@ def _acceptance(drafted_at: Seq[int], accepted_at: Seq[int]) -> list[float]:
 
 def markdown(found: Document) -> str:
     """Two tables: each drafter over all cells, and every drafter with every category."""
-    machine, settings = found["machine"], found["settings"]
+    machine, cells = found["machine"], found["cells"]
     lines = [
         f"{found['model']} on {machine['cpu']}, {machine['threads']} threads, `{found['numerics_id']}`; prompts "
-        f"{found['prompts']}, answers of at most {settings['new_tokens']} tokens, {settings['pairs']} pairs a cell"
+        f"{found['prompts']}, answers of at most {_range(cell['new_tokens'] for cell in cells)} tokens, "
+        f"{_range(len(cell['speedup']['pairs']) for cell in cells)} pairs a cell"
         f"{'' if found['has_verdict'] else ' (too few for a verdict)'}, "
-        f"verification {settings['config']['verification']}.",
+        f"verification {found['settings']['config']['verification']}.",
         "",
         *_table(_SUMMARY_COLUMNS, [_summary_row(one) for one in found["summary"]]),
         "",
@@ -130,6 +134,12 @@ def markdown(found: Document) -> str:
     ]
     lines += [f"Not measured: {name}, because {reason}" for name, reason in found["skipped"].items()]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _range(values: Iterable[int]) -> str:
+    """One number, or the smallest to the largest."""
+    found = sorted(set(values))
+    return " to ".join(str(value) for value in dict.fromkeys((found[0], found[-1]))) if found else "no"
 
 
 _SUMMARY_COLUMNS = (
@@ -158,8 +168,8 @@ def _summary_row(one: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def settings_of(found: Document) -> list[tuple[int, float]]:
-    """The (batch, temperature) pairs of the table, in order."""
-    return list(dict.fromkeys((cell["batch"], cell["temperature"]) for cell in found["cells"]))
+    """The (batch, temperature) pairs of the table, ascending."""
+    return sorted({(cell["batch"], cell["temperature"]) for cell in found["cells"]})
 
 
 def _category_columns(found: Document) -> list[str]:
@@ -174,7 +184,10 @@ def _category_rows(found: Document) -> list[list[str]]:
         cells[cell["batch"], cell["temperature"]] = cell
     rows = []
     for (drafter, category), cells in groups.items():
-        speeds = [bounded(cells[setting]["speedup"], cells[setting]["failed"]) for setting in settings_of(found)]
+        speeds = [
+            bounded(cells[setting]["speedup"], cells[setting]["failed"]) if setting in cells else ""
+            for setting in settings_of(found)
+        ]
         first = next(iter(cells.values()))
         rows.append(
             [

@@ -6,8 +6,9 @@ Every block is in exactly one state, and the three counts always add up to the t
     cached   in use by nobody, but its content stands in the prefix index and may be shared again
     blank    in use by nobody, content worthless
 
-Blank blocks are handed out first, then cached ones, least recently released first; a cached block that is handed out
-leaves the prefix index through `on_reuse`.
+Blank blocks are handed out first, the one released last before all others: its memory has been touched, while the first
+use of a huge page costs milliseconds. Then cached ones, least recently released first; a cached block that is handed
+out leaves the prefix index through `on_reuse`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, on_reuse: Callable[[int], None] | None = None) -> None:
         self._count = [0] * num_blocks
-        self._blank: dict[int, None] = dict.fromkeys(range(num_blocks))  # a dict is an ordered set
+        self._blank: dict[int, None] = dict.fromkeys(reversed(range(num_blocks)))  # an ordered set: the last goes first
         self._cached: dict[int, None] = {}  # oldest release first
         self._is_indexed = [False] * num_blocks
         self._on_reuse = on_reuse
@@ -47,8 +48,7 @@ class BlockPool:
         taken = []
         for _ in range(n):
             if self._blank:
-                block = next(iter(self._blank))
-                del self._blank[block]
+                block, _ = self._blank.popitem()
             else:
                 block = next(iter(self._cached))
                 del self._cached[block]
@@ -76,6 +76,16 @@ class BlockPool:
             if self._count[block] == 0:
                 (self._cached if self._is_indexed[block] else self._blank)[block] = None
 
+    def cached_blocks(self) -> Iterable[int]:
+        """Ids of the cached blocks, the one that is reused first first."""
+        return self._cached.keys()
+
+    def reset(self) -> None:
+        """Nobody owns anything any more; what the prefix index describes stays cached."""
+        self._count = [0] * self.num_blocks
+        self._cached = {block: None for block, is_indexed in enumerate(self._is_indexed) if is_indexed}
+        self._blank = {block: None for block, is_indexed in enumerate(self._is_indexed) if not is_indexed}
+
     def count(self, block: int) -> int:
         """Number of owners."""
         return self._count[block]
@@ -87,6 +97,10 @@ class BlockPool:
     def is_writable(self, block: int) -> bool:
         """True for the only owner of a block that no prefix entry describes; others must copy before they write."""
         return self._count[block] == 1 and not self._is_indexed[block]
+
+    def is_indexed(self, block: int) -> bool:
+        """True when a prefix entry describes the block."""
+        return self._is_indexed[block]
 
     def mark_indexed(self, block: int) -> None:
         """The prefix index now describes this owned block."""

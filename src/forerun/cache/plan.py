@@ -17,7 +17,6 @@ class KvWish:
     kv_cache_bytes: int | None = None
     max_model_len: int | None = None
     block_size: int = 16
-    codec: str = "bf16"
 
 
 def plan_kv(wish: KvWish, stacks: tuple[KvStack, ...], max_context: int, available: int | None) -> tuple[KvLayout, int]:
@@ -28,13 +27,14 @@ def plan_kv(wish: KvWish, stacks: tuple[KvStack, ...], max_context: int, availab
 
     Raises UsageError for impossible wishes, CapacityError with the numbers when memory is too small.
     """
-    if wish.codec not in CODEC_BYTES:
-        raise UsageError(f"unknown KV format {wish.codec!r}: choose {' or '.join(CODEC_BYTES)}")
+    for stack in stacks:
+        if stack.codec not in CODEC_BYTES:
+            raise UsageError(f"unknown KV format {stack.codec!r}: choose {' or '.join(CODEC_BYTES)}")
     if wish.max_model_len is not None and not 2 <= wish.max_model_len <= max_context:
         raise UsageError(f"max_model_len is {wish.max_model_len}, but the model allows 2 to {max_context}")
     if wish.kv_cache_bytes is not None and wish.kv_cache_bytes <= 0:
         raise UsageError(f"kv_cache_bytes must be positive, got {wish.kv_cache_bytes}")
-    one_block = KvLayout(1, wish.block_size, wish.codec, stacks)
+    one_block = KvLayout(1, wish.block_size, stacks)
     length = wish.max_model_len or min(max_context, DEFAULT_MODEL_LEN)
     blocks_of_one = -(-length // wish.block_size)
     if wish.kv_cache_bytes is not None:
@@ -54,4 +54,4 @@ def plan_kv(wish: KvWish, stacks: tuple[KvStack, ...], max_context: int, availab
                 f"but {limit} allows {max(0, capacity)} tokens: lower max_model_len or raise kv_cache_bytes"
             )
         length = capacity
-    return KvLayout(num_blocks, wish.block_size, wish.codec, stacks), length
+    return KvLayout(num_blocks, wish.block_size, stacks), length

@@ -1,8 +1,8 @@
 """PrefixIndex: which block holds the KV of which token prefix.
 
-Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, codec and block size, so
-tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a collision ends a
-chain, it does not hand out another text's KV.
+Each full block has a digest over (parent digest, its tokens); the chain's origin covers salt, the formats of all stacks
+and block size, so tenants and formats never meet. On a hit, and before a chain grows, the tokens are compared too: a
+collision ends a chain, it does not hand out another text's KV.
 
     prompt  [ 32 tokens ][ 32 tokens ][ 9 tokens ]
     match    block 7      block 2      block 5, first 9 slots        shared until written, then copied
@@ -12,6 +12,7 @@ Only full blocks of verified tokens are published, and a published block is neve
 
 import hashlib
 from array import array
+from bisect import bisect, bisect_left, insort
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -35,42 +36,66 @@ class _Entry:
     tokens: tuple[int, ...]
 
 
+_Child = tuple[tuple[int, ...], bytes]  # tokens and digest of a block
+
+
 class PrefixIndex:
     """Content-addressed map from token prefixes to blocks."""
 
-    def __init__(self, block_size: int, codec: str) -> None:
+    def __init__(self, block_size: int, codecs: Seq[str]) -> None:
         self._block_size = block_size
-        self._codec = codec
+        self._formats = "+".join(codecs)  # what a block holds depends on all of them
         self._by_digest: dict[bytes, _Entry] = {}
         self._by_block: dict[int, _Entry] = {}
-        self._children: dict[bytes, dict[bytes, None]] = {}  # parent digest -> child digests, oldest first
+        self._children: dict[bytes, list[_Child]] = {}  # parent digest -> its children in the order of their tokens
+        self._version = 0
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
-    def match(self, tokens: Seq[int], salt: str = "", limit: int | None = None) -> PrefixMatch:
-        """Longest known prefix of tokens[:limit], whole blocks first, then the best partly equal block."""
+    @property
+    def version(self) -> int:
+        """Another number whenever what a match may find has changed."""
+        return self._version
+
+    def match(
+        self, tokens: Seq[int], salt: str = "", limit: int | None = None, digests: list[bytes] | None = None
+    ) -> PrefixMatch:
+        """Longest known prefix of tokens[:limit], whole blocks first, then the best partly equal block.
+
+        digests  of the leading blocks of `tokens`, as an earlier call left them; extended
+        """
         end = len(tokens) if limit is None else min(limit, len(tokens))
         size = self._block_size
-        digest, blocks, matched = self._origin(salt), [], 0
+        digests = [] if digests is None else digests
+        digest, matched = self._origin(salt), 0
+        blocks: list[int] = []
         while matched + size <= end:
             part = tuple(tokens[matched : matched + size])
-            entry = self._by_digest.get(self._extend(digest, part))
+            if len(blocks) == len(digests):
+                digests.append(self._extend(digest, part))
+            entry = self._by_digest.get(digests[len(blocks)])
             if entry is None or entry.tokens != part or entry.parent != digest:
                 break
             blocks.append(entry.block)
             digest = entry.digest
             matched += size
-        rest = tokens[matched : min(end, matched + size)]
-        best, best_len = None, 0
-        for child in self._children.get(digest, {}):
-            entry = self._by_digest[child]
-            common = _common_prefix(entry.tokens, rest)
-            if common > best_len:
-                best, best_len = entry, common
+        best, best_len = self._best_child(digest, tuple(tokens[matched : min(end, matched + size)]))
         if best is not None:
             blocks.append(best.block)
         return PrefixMatch(tuple(blocks), matched + best_len)
+
+    def _best_child(self, parent: bytes, tokens: tuple[int, ...]) -> "tuple[_Entry | None, int]":
+        """The child of a chain that begins with most of `tokens`, and how many that are. In the order of their tokens
+        it stands beside the place where `tokens` would stand."""
+        best, best_len = None, 0
+        children = self._children.get(parent, [])
+        place = bisect(children, tokens, key=lambda child: child[0])
+        for found, digest in children[max(0, place - 1) : place + 1]:
+            common = _common_prefix(found, tokens)
+            if common > best_len:
+                best, best_len = self._by_digest[digest], common
+        return best, best_len
 
     def publish(self, sequence: Sequence, upto: int) -> list[int]:
         """Enter the sequence's full blocks within tokens[:upto]; returns the blocks that are new in the index.
@@ -92,8 +117,9 @@ class PrefixIndex:
             if known is None and block not in self._by_block:
                 entry = _Entry(block, digest, parent, part)
                 self._by_digest[digest] = self._by_block[block] = entry
-                self._children.setdefault(parent, {})[digest] = None
+                insort(self._children.setdefault(parent, []), (part, digest))
                 new.append(block)
+                self._version += 1
         return new
 
     def forget(self, block: int) -> None:
@@ -102,15 +128,16 @@ class PrefixIndex:
         if entry is None:
             return
         del self._by_digest[entry.digest]
+        self._version += 1
         siblings = self._children[entry.parent]
-        del siblings[entry.digest]
+        del siblings[bisect_left(siblings, (entry.tokens, entry.digest))]
         if not siblings:
             del self._children[entry.parent]
 
     def _origin(self, salt: str) -> bytes:
         # Length prefixes keep the fields apart, so no salt can imitate another salt with other settings.
         raw = salt.encode("utf-8", "surrogatepass")
-        head = f"forerun/prefix/1:{self._codec}:{self._block_size}:{len(raw)}:".encode()
+        head = f"forerun/prefix/1:{self._formats}:{self._block_size}:{len(raw)}:".encode()
         return hashlib.sha256(head + raw).digest()
 
     @staticmethod

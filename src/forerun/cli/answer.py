@@ -13,8 +13,8 @@ from typing import Any
 
 from forerun.cli.render import Answer, TextWriter
 from forerun.errors import UsageError
-from forerun.generation import Choice
 from forerun.llm import LLM
+from forerun.results import Choice
 from forerun.sequence import SamplingParams
 
 _PATIENCE = 3  # this many Ctrl-C without a step in between end the program: something hangs

@@ -15,6 +15,7 @@ from forerun.cli.options import ModelOptions, grouped
 from forerun.cli.render import note
 from forerun.errors import UsageError
 
+JSON_NAME = "speculation.json"
 NO_PLOTS = "no plots: they need matplotlib, which `pip install forerun[plots]` brings"
 
 
@@ -50,12 +51,19 @@ def speculation(
     matrix: Matrix,
     drafting: DraftOptions,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write speculation.json, .md and plots there.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Write speculation.json, .md and plots there, and measure only cells that are not there yet.",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Each drafter over plain decoding, paired in the same run; exit code 1 if a cell is slower or not equal."""
-    from forerun.bench.speculation import bench_speculation
+    from forerun.bench.speculation import Watch, bench_speculation, cells_of
+    from forerun.bench.speculation_cells import SpeculationResults
+    from forerun.bench.speculation_kept import is_measured, kept_results, merged
     from forerun.bench.speculation_report import document
     from forerun.cli.bench import machine
     from forerun.cli.generate import versions
@@ -64,15 +72,23 @@ def speculation(
     prompts, wish = _prompts(matrix), _wish(matrix, drafting)
     options = wish.options(engine_options(model))
     llm = load_llm(model, "off", options)
-    with progress("Measuring", unit="runs") as report:
-        results = bench_speculation(llm, prompts, wish, options, report)
     about = {
         "model": _shown_name(model_name(model)),
         "numerics_id": llm.numerics_id,
         "machine": machine(model),
         "versions": versions(),
     }
-    found = document(results, wish, prompts.name, about)
+    kept = SpeculationResults([], {}) if out is None else kept_results(out / JSON_NAME, wish, prompts.name, about)
+    cells = [cell for cell in cells_of(prompts, wish) if not is_measured(cell, wish, kept.cells)]
+
+    def measured(results: SpeculationResults) -> None:
+        note(_line(results.cells[-1]))
+        if out is not None:
+            _write_json(document(merged(kept, results), wish, prompts.name, about), out)
+
+    with progress("Measuring", unit="runs") as report:
+        results = bench_speculation(llm, prompts, wish, options, Watch(report, measured), cells)
+    found = document(merged(kept, results), wish, prompts.name, about)
     if out is not None:
         _write(found, out)
     if json:
@@ -125,13 +141,34 @@ def _parse_numbers(text: str) -> tuple[float, ...]:
         raise UsageError(f"{text!r} is no list of numbers: write them like 0,0.8") from None
 
 
+def _line(result: Any) -> str:
+    """A cell as soon as it is measured."""
+    from forerun.bench.speculation_report import bounded
+
+    cell, ratio = result.cell, result.speedup
+    bounds = {"median": ratio.median, "lower": ratio.lower, "upper": ratio.upper if len(ratio.pairs) > 1 else None}
+    failed = "" if result.is_equal is not False else ", NOT equal"
+    slower = ", slower" if result.is_slower else ""
+    return (
+        f"{cell.drafter}, {cell.category}, batch {cell.batch}, T {cell.temperature:g}: {bounded(bounds)}, "
+        f"accepted length {result.accepted_len:.2f}{slower}{failed}"
+    )
+
+
+def _write_json(found: Mapping[str, Any], folder: Path) -> None:
+    """Write the document, as a whole or not at all: a run may be stopped at any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json_module.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    unfinished = folder / f".{JSON_NAME}"
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(folder / JSON_NAME)
+
+
 def _write(found: Mapping[str, Any], folder: Path) -> None:
     from forerun.bench.speculation_plot import write_speculation_plots
     from forerun.bench.speculation_report import markdown
 
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json_module.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    (folder / "speculation.json").write_text(text, encoding="utf-8")
+    _write_json(found, folder)
     (folder / "speculation.md").write_text(markdown(found), encoding="utf-8")
     try:
         write_speculation_plots(found, folder)
@@ -179,7 +216,7 @@ def _print(found: Mapping[str, Any]) -> None:
 def _conclusions(found: Mapping[str, Any]) -> list[str]:
     from forerun.bench.speculation_report import times
 
-    settings, machine = found["settings"], found["machine"]
+    machine = found["machine"]
     lines = [
         f"{one['drafter']}: geometric mean {times(one['mean'])} over {one['cells']} cells"
         + (f", {times(one['mean_batch_1'])} at batch 1" if one["mean_batch_1"] else "")
@@ -201,7 +238,9 @@ def _conclusions(found: Mapping[str, Any]) -> list[str]:
         if cell["difference"] is not None
     ]
     if not found["has_verdict"]:
-        lines.append(f"No verdict on speed: {settings['pairs']} pairs, and {settings['min_pairs']} are needed for one.")
+        fewest = min(len(cell["speedup"]["pairs"]) for cell in found["cells"])
+        needed = found["settings"]["min_pairs"]
+        lines.append(f"No verdict on speed: {fewest} pairs, and {needed} are needed for one.")
     lines.append(
         f"{found['model']}, {machine['cpu']}, {machine['threads']} threads, {found['numerics_id']}; "
         f"prompts {found['prompts']}, prefix cache off"

@@ -14,8 +14,8 @@ from forerun.cli.answer import prompt_ids, stream_answer
 from forerun.cli.console import progress
 from forerun.cli.render import TextWriter, failure
 from forerun.errors import ForerunError
-from forerun.generation import Choice
 from forerun.llm import LLM, EngineOptions
+from forerun.results import Choice
 from forerun.sequence import SamplingParams
 
 SETTINGS = ("off", "on")

@@ -55,7 +55,7 @@ def gather() -> dict[str, dict[str, Any]]:
         # Also the check that FORERUN_ISA names a table of this machine: an error here as everywhere.
         backend = CpuBackend(threads=1)
         # The id names the KV codec too: allocate the smallest store with the default one.
-        backend.allocate_kv(KvLayout(1, 16, CacheConfig(1).codec, (KvStack("target", 1, 1, 64),)))
+        backend.allocate_kv(KvLayout(1, 16, (KvStack("target", 1, 1, 64, *CacheConfig(1).codecs),)))
         cpu = {"numerics_id": backend.numerics_id, **cpu_info()}
     versions: dict[str, str | None] = {"forerun": __version__, "python": platform.python_version()}
     versions |= {name: _version(name) for name in _LIBRARIES}

@@ -9,7 +9,6 @@ from forerun.backends.base import Progress
 from forerun.cli.console import progress
 from forerun.cli.options import ModelOptions
 from forerun.config import SpeculationConfig
-from forerun.drafter_check import check_drafters
 from forerun.llm import DEFAULT_MODEL, LLM, EngineOptions
 
 
@@ -24,7 +23,7 @@ def load_llm(chosen: ModelOptions, speculation: str | SpeculationConfig, options
             bars.close()  # a terminal shows one bar at a time
             return bars.enter_context(progress(title))
 
-        llm = LLM(
+        return LLM(
             model_name(chosen),
             speculation=speculation,
             threads=chosen.threads,
@@ -33,8 +32,6 @@ def load_llm(chosen: ModelOptions, speculation: str | SpeculationConfig, options
             options=options or engine_options(chosen),
             progress=report,
         )
-    check_drafters(llm)  # logs a warning about one that cannot be of use; takes no time without a drafter of that kind
-    return llm
 
 
 def model_name(chosen: ModelOptions) -> str:

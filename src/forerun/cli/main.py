@@ -21,6 +21,7 @@ from forerun.cli import (
     bench,
     bench_kernels,
     bench_layer_skip,
+    bench_serve,
     bench_speculation,
     bench_trace,
     chat,
@@ -69,6 +70,7 @@ app.add_typer(bench.app, name="bench")
 bench.app.command("kernels")(bench_kernels.kernels)
 bench.app.command("targets")(bench_kernels.targets)
 bench.app.command("speculation")(bench_speculation.speculation)
+bench.app.command("serve")(bench_serve.serve)
 bench.app.command("layer-skip")(bench_layer_skip.layer_skip)
 bench.app.command("trace")(bench_trace.trace)
 app.add_typer(models.app, name="models")

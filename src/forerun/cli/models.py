@@ -139,7 +139,7 @@ def _facts(model: str) -> dict[str, Any]:
     files = open_model(path)
     spec = files.spec
     attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
-    stack = KvStack("target", spec.num_layers, attention.num_kv_heads, attention.head_dim)
+    stack = KvStack("target", spec.num_layers, attention.num_kv_heads, attention.head_dim, "bf16")
     alias = load_aliases().get(model)
     facts = {
         "name": files.name,
@@ -153,7 +153,7 @@ def _facts(model: str) -> dict[str, Any]:
         "vocabulary": spec.vocab_size,
         "tied_embeddings": spec.tied_embeddings,
         "context": spec.max_context,
-        "kv_bytes_per_token": stack.bytes_per_token("bf16"),
+        "kv_bytes_per_token": stack.bytes_per_token,
         "size_bytes": files.size_bytes,
         "formats": dict(files.formats),
         "licence": files.licence or (alias.licence if alias else None),

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from forerun.generation import Choice, GenerationStats, StreamChunk
+from forerun.results import Choice, GenerationStats, StreamChunk
 from forerun.sequence import FinishReason
 
 DRAFT_STYLE = "bold green"

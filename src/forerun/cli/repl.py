@@ -13,8 +13,8 @@ from forerun.cli.conversation import Conversation
 from forerun.cli.render import TextWriter, draft_summary, failure, note, summary
 from forerun.config import SpeculationConfig
 from forerun.errors import ForerunError, UsageError
-from forerun.generation import GenerationStats
 from forerun.llm import EngineOptions
+from forerun.results import GenerationStats
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401  # gives input() line editing and history

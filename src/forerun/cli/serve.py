@@ -1,24 +1,34 @@
 """`forerun serve`: the OpenAI-compatible server."""
 
-from typing import Annotated
+import dataclasses
 
 import typer
 
 from forerun.cli.drafting import Drafting
 from forerun.cli.options import ModelOptions, grouped
-from forerun.cli.render import note
-
-Host = Annotated[str, typer.Option(help="Address to listen on.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+from forerun.cli.serve_options import Keys, Load, Reach, Running, server_config
 
 
 @grouped
-def serve(model: ModelOptions, drafting: Drafting, host: Host = "127.0.0.1", port: Port = 8000) -> None:
-    """Serve a model to OpenAI clients."""
-    from forerun.cli.load import load_llm, model_name
-    from forerun.server.config import ServerConfig
-    from forerun.server.run import serve as run
+def serve(model: ModelOptions, drafting: Drafting, reach: Reach, keys: Keys, load: Load, running: Running) -> None:
+    """Serve a model to OpenAI clients.
 
-    llm = load_llm(model, drafting.chosen)
-    note(f"serving {model_name(model)} on http://{host}:{port}/v1")
-    run(llm, ServerConfig(host=host, port=port, served_model=model_name(model)))
+    SIGTERM or Ctrl-C finishes what runs, a second one ends at once, SIGHUP reads keys and certificate again.
+    """
+    from forerun.cli.load import engine_options, load_llm, model_name
+    from forerun.server import logs
+    from forerun.server.preparing import prepare
+
+    config = server_config(reach, keys, load, running, model_name(model))
+    speculation = drafting.chosen
+    logs.configure(running.log_format, running.log_level)
+    with prepare(config) as prepared:  # what can fail without a model fails before one is loaded
+        llm = load_llm(model, speculation, dataclasses.replace(engine_options(model), max_num_seqs=load.max_num_seqs))
+
+        from forerun.server.plan import log_plan
+        from forerun.server.run import serve as run
+
+        log_plan(llm, config, prepared, speculation)
+        code = run(llm, config, prepared)
+    if code:
+        raise typer.Exit(code)

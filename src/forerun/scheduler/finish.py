@@ -8,14 +8,10 @@ import logging
 from dataclasses import replace
 
 from forerun.batch import Drawn, Outcome
+from forerun.errors import one_line
 from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 log = logging.getLogger(__name__)
-
-
-def one_line(error: Exception) -> str:
-    """An exception as a line of text for Sequence.error."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def finish_reason(sequence: Sequence, max_model_len: int) -> FinishReason | None:
@@ -83,6 +79,8 @@ def _count(sequence: Sequence, outcome: Outcome) -> None:
         return
     stats.drafted += tree.num_nodes
     stats.accepted += accepted
+    for name in tree.sources[1:]:
+        stats.verified_by[name] = stats.verified_by.get(name, 0) + 1
     for row in outcome.accepted:
         stats.accepted_by[tree.sources[row]] = stats.accepted_by.get(tree.sources[row], 0) + 1
     reached = max(tree.depths)

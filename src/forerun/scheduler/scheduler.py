@@ -2,32 +2,34 @@
 
 `select` runs before the step and reserves blocks; `commit` runs after it and appends tokens one by one. Laws:
 
-    order      sequences run and wait in order of priority, then of arrival; when blocks are short the last gives its
-               blocks back and returns to its place in the queue, so the first can always finish. Among equals nobody
-               waits for ever; who runs is not interrupted for who arrives
+    order      sequences run and wait in the order of their claims (queue.py): by priority and arrival; when blocks are
+               short the last one that runs gives its blocks back and returns to its place in the queue, so the first
+               can always finish and nobody waits for ever. Nobody who runs is sent back for one who waits
     drafts     get the blocks that are left when every token and every newcomer has its own
     blocks     a running sequence has blocks for all its tokens; draft slots are added by select, trimmed by commit
     writing    a block is written only by its sole owner and only if the prefix index does not describe it: anybody else
                copies it first (n > 1, and prefix hits that end inside a block)
 """
 
+import itertools
+import logging
 from array import array
-from bisect import bisect
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from forerun.batch import Drawn, Outcome
 from forerun.cache.block_pool import BlockPool
 from forerun.cache.prefix_index import PrefixIndex, PrefixMatch
 from forerun.config import CacheConfig, SchedulerConfig
-from forerun.errors import RequestError
+from forerun.errors import RequestError, one_line
 from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.finish import append_tokens
+from forerun.scheduler.prefill import MIN_ROWS, divide, rows_beside
+from forerun.scheduler.queue import SequenceQueue
 from forerun.scheduler.step_time import StepTime
 from forerun.sequence import FinishReason, Sequence
 
-MIN_PREFILL_ROWS = 16  # a prompt advances at least this far per step, however slow the step is predicted to be
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Changes:
 
     outcomes: list[Outcome | None] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
+    moved: list[tuple[Sequence, int]] = field(default_factory=list)  # whose KV moves, and tokens before the first move
     advanced: list[Sequence] = field(default_factory=list)  # sequences that got tokens or finished
     finished: list[Sequence] = field(default_factory=list)
 
@@ -70,12 +73,13 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig, step_time: StepTime | None = None) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()  # first in rank first
-        self.running: list[Sequence] = []  # the same
+        self.waiting = SequenceQueue(config.priority_s)
+        self.running = SequenceQueue(config.priority_s)
         self.step_time = step_time or StepTime()
         self.num_preemptions = 0
         self._cache = cache
-        self.index = PrefixIndex(cache.block_size, cache.codec)
+        self._matches: dict[int, tuple[int, PrefixMatch]] = {}  # waiting sequence -> version of the index, its match
+        self.index = PrefixIndex(cache.block_size, cache.codecs)
         self.pool = BlockPool(cache.num_blocks, on_reuse=self.index.forget)
 
     # ---- requests come and go ----
@@ -102,16 +106,15 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that `check_fits` accepted."""
-        self._enqueue(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, running or waiting, and free its blocks."""
         sequence.finish = reason
-        if sequence in self.running:
-            self.running.remove(sequence)
-        elif sequence in self.waiting:
-            self.waiting.remove(sequence)
+        if not self.running.discard(sequence):
+            self.waiting.discard(sequence)
         self._release(sequence)
+        self._matches.pop(sequence.id, None)
 
     @property
     def block_size(self) -> int:
@@ -123,27 +126,49 @@ class Scheduler:
 
     # ---- before the step ----
 
-    def select(self, room: Callable[[Sequence, int], int]) -> Selection:
-        """Choose the step's work and reserve its blocks; `room(sequence, num_decoding)` is the draft nodes wanted."""
+    def select(self, room: Callable[[Sequence, int], int], only: Sequence | None = None) -> Selection:
+        """Choose the step's work and reserve its blocks.
+
+        room  the draft nodes wanted, of (sequence, num_decoding)
+        only  who may take part, None for everybody
+
+        When it raises, `reset` makes sequences and blocks agree again.
+        """
         selection = Selection()
-        self._keep_decoding(selection)
-        self._admit(selection)
-        self._select_decoding(selection, room)
-        self._select_prefill(selection)
+        self._keep_decoding(selection, only)
+        self._admit(selection, only)
+        taking_part = [sequence for sequence in self.running if only in (None, sequence)]
+        self._select_decoding(selection, taking_part, room)
+        self._select_prefill(selection, taking_part)
         return selection
 
-    def _keep_decoding(self, selection: Selection) -> None:
-        """A slot for the next token of everybody who decodes, first in rank first; the last pay for it."""
-        for sequence in [sequence for sequence in self.running if sequence.num_pending == 1]:
+    def reset(self) -> None:
+        """Everybody who runs waits again and owns nothing; nothing is lost but the KV that was not in the index."""
+        for sequence in [*self.running.clear(), *self.waiting.clear()]:
+            self._forget_blocks(sequence)
+            self.waiting.add(sequence)
+        self._matches.clear()
+        self.pool.reset()
+
+    def first_in_line(self) -> list[Sequence]:
+        """After `reset`: those who could run together, in order."""
+        return list(itertools.islice(self.waiting, self.config.max_num_seqs))
+
+    def _keep_decoding(self, selection: Selection, only: Sequence | None) -> None:
+        """A slot for the next token of everybody who decodes, in order; the last ones pay for it."""
+        decoding = [s for s in self.running if s.num_pending == 1 and only in (None, s)]
+        for sequence in decoding:
             while sequence in self.running and not self._reserve(sequence, 0, selection):
                 self._preempt(self.running[-1])
 
-    def _select_decoding(self, selection: Selection, room: Callable[[Sequence, int], int]) -> None:
-        decoding = [sequence for sequence in self.running if sequence.num_pending == 1]
+    def _select_decoding(
+        self, selection: Selection, taking_part: list[Sequence], room: Callable[[Sequence, int], int]
+    ) -> None:
+        decoding = [sequence for sequence in taking_part if sequence.num_pending == 1]
         # Every running sequence can draw one token; what is left of rows and outputs may carry draft nodes.
         nodes_left = min(self.config.max_rows, self.config.max_outputs) - len(self.running)
         if any(num_unscored(sequence) for sequence in self.running):  # their prompts need outputs too
-            nodes_left = max(0, nodes_left - MIN_PREFILL_ROWS)
+            nodes_left = max(0, nodes_left - MIN_ROWS)
         for sequence in decoding:
             nodes = max(0, min(room(sequence, len(decoding)), nodes_left))
             if not self._reserve(sequence, nodes, selection):  # then what its last block still holds
@@ -151,41 +176,31 @@ class Scheduler:
             selection.shares.append(Share(sequence, 1, nodes))
             nodes_left -= nodes
 
-    def _admit(self, selection: Selection) -> None:
-        for sequence in list(self.waiting):
-            if len(self.running) >= self.config.max_num_seqs:
-                return
-            if self._waits_for_fork(sequence):
+    def _admit(self, selection: Selection, only: Sequence | None) -> None:
+        place = 0  # before it stand choices that wait for their first one
+        while place < len(self.waiting) and len(self.running) < self.config.max_num_seqs:
+            sequence = self.waiting[place]
+            if self._waits_for_fork(sequence) or only not in (None, sequence):
+                place += 1
                 continue
             if not self._take_blocks(sequence, selection):
                 return  # nobody overtakes: that would starve large requests
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            self.running.sort(key=lambda other: other.rank)
+            self.waiting.discard(sequence)
+            self._matches.pop(sequence.id, None)
+            self.running.add(sequence)
 
-    def _select_prefill(self, selection: Selection) -> None:
-        chosen = {share.sequence.id for share in selection.shares}
-        prefilling = [sequence for sequence in self.running if sequence.id not in chosen]
-        rows = sum(1 + share.max_nodes for share in selection.shares)
-        keys = sum((1 + share.max_nodes) * len(share.sequence.tokens) for share in selection.shares)
-        rows_left = self.config.max_rows - rows  # drafting left a row and an output to each of them
-        if selection.shares and prefilling:
-            left_s = self.config.prefill_step_s - self.step_time.predict(rows, keys)
-            context = max(sequence.num_computed for sequence in prefilling)
-            within = self.step_time.rows_within(left_s, context, rows_left)
-            rows_left = min(rows_left, max(within, MIN_PREFILL_ROWS, len(prefilling)))
-        # Each running sequence may need an output to draw; scored prompts share what drafts and draws leave.
-        outputs_left = self.config.max_outputs - rows - len(prefilling)
-        # Several prompts share the rows evenly; what a short one leaves over goes to the longer ones.
-        prefilling.sort(key=lambda sequence: (sequence.num_pending, sequence.id))
-        for index, sequence in enumerate(prefilling):
-            part = -(-rows_left // (len(prefilling) - index))
-            count = min(sequence.num_pending, part, self.config.max_chunk or part)
-            if num_unscored(sequence):  # rows behind those already scored are outputs
-                scored = len(sequence.prompt_logprobs) - sequence.num_computed
-                count = min(count, scored + 1 + outputs_left)
-                outputs_left -= max(0, count - scored - 1)
-            rows_left -= count
+    def _select_prefill(self, selection: Selection, taking_part: list[Sequence]) -> None:
+        decoding = [share.sequence for share in selection.shares]
+        prefilling = [sequence for sequence in taking_part if sequence.num_pending > 1]
+        if not prefilling:
+            return
+        outputs = sum(1 + share.max_nodes for share in selection.shares)  # they left one, and a row, to each prompt
+        rows_left = self.config.max_rows - outputs
+        outputs_left = self.config.max_outputs - outputs - len(prefilling)
+        if decoding:
+            beside = rows_beside(decoding, prefilling, self.step_time, self.config.prefill_slowdown)
+            rows_left = min(rows_left, beside)
+        for sequence, count in divide(rows_left, outputs_left, prefilling, self.config.max_chunk):
             selection.shares.append(Share(sequence, count))
 
     # ---- blocks ----
@@ -242,14 +257,22 @@ class Scheduler:
         size = self._cache.block_size
         best = PrefixMatch((), 0)
         if self._cache.prefix_caching:
-            limit = len(sequence.prompt_logprobs) if num_unscored(sequence) else len(sequence.tokens) - 1
-            best = self.index.match(sequence.tokens, sequence.request.salt, limit=limit)
+            best = self._indexed_prefix(sequence)
         source = self._fork_source(sequence)
         if source is not None and source in self.running:
             usable = min(source.num_computed, sequence.num_prompt - 1)
             if usable > best.num_tokens:
                 best = PrefixMatch(tuple(source.block_ids[: -(-usable // size)]), usable)
         return best
+
+    def _indexed_prefix(self, sequence: Sequence) -> PrefixMatch:
+        """What the index knows of a waiting sequence, asked again only when the index has changed."""
+        version, match = self._matches.get(sequence.id, (-1, PrefixMatch((), 0)))
+        if version != self.index.version:
+            limit = len(sequence.prompt_logprobs) if num_unscored(sequence) else len(sequence.tokens) - 1
+            match = self.index.match(sequence.tokens, sequence.request.salt, limit, sequence.prefix_digests)
+            self._matches[sequence.id] = self.index.version, match
+        return match
 
     def _fork_source(self, sequence: Sequence) -> Sequence | None:
         source = sequence.fork_of
@@ -262,17 +285,17 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take back all blocks; the sequence will recompute (or find cached) what it had."""
-        self.running.remove(sequence)
+        self.running.discard(sequence)
         self._release(sequence)
         sequence.stats.preemptions += 1
         self.num_preemptions += 1
-        self._enqueue(sequence)
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        self.waiting.insert(bisect(self.waiting, sequence.rank, key=lambda other: other.rank), sequence)
+        self.waiting.add(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.block_ids)
+        self._forget_blocks(sequence)
+
+    def _forget_blocks(self, sequence: Sequence) -> None:
         sequence.block_ids = array("i")
         sequence.block_digests = []
         sequence.num_computed = 0
@@ -294,15 +317,29 @@ class Scheduler:
                 changes.outcomes.append(None)
                 continue
             root = len(sequence.tokens) - 1
-            kept = append_tokens(sequence, outcome, drawn, self.config.max_model_len, now)
+            try:
+                kept = append_tokens(sequence, outcome, drawn, self.config.max_model_len, now)
+            except Exception as error:  # what was drawn for one sequence cannot be appended: it ends, the others go on
+                log.exception("tokens of sequence %d could not be committed", sequence.id)
+                sequence.truncate(root + 1)
+                sequence.finish, sequence.error, sequence.stats.finished_s = FinishReason.ERROR, one_line(error), now
+                kept = replace(outcome, accepted=(), tokens=(), rows=(), is_finite=False)
             sequence.num_computed = root + 1 + len(kept.accepted)
-            if not kept.tree.is_chain:
-                changes.moves += self._moves(sequence, root, kept.accepted)
+            moves = [] if kept.tree.is_chain else self._moves(sequence, root, kept.accepted)
+            if moves:
+                changes.moves += moves
+                changes.moved.append((sequence, root + 1))
             changes.outcomes.append(kept)
             changes.advanced.append(sequence)
             if sequence.is_finished:
                 changes.finished.append(sequence)
         return changes
+
+    def take_back(self, sequence: Sequence, num_computed: int) -> None:
+        """The KV behind so many tokens is lost: the tokens stand, and are computed again."""
+        sequence.num_computed = min(sequence.num_computed, num_computed)
+        for name, seen in sequence.seen_by.items():
+            sequence.seen_by[name] = min(seen, num_computed)
 
     def settle(self, shares: list[Share], outcomes: list[Outcome | None]) -> None:
         """After moves are done: publish what is complete, trim draft slots, free what finished."""
@@ -312,15 +349,24 @@ class Scheduler:
             # A drawn, finite row vouches for the KV before it, since NaN in any key would have reached it; so a prompt
             # enters the index only when its last row has been drawn.
             if self._cache.prefix_caching and outcome is not None and outcome.is_finite:
-                for block in self.index.publish(sequence, sequence.num_computed):
-                    self.pool.mark_indexed(block)
+                self._publish(sequence)
             if sequence.is_finished:
-                self.running.remove(sequence)
+                self.running.discard(sequence)
                 self._release(sequence)
                 continue
             keep = -(-len(sequence.tokens) // size)
             self.pool.release(sequence.block_ids[keep:])
             del sequence.block_ids[keep:]
+
+    def _publish(self, sequence: Sequence) -> None:
+        try:
+            for block in self.index.publish(sequence, sequence.num_computed):
+                self.pool.mark_indexed(block)
+        except Exception:  # then others do not find it, and that is all
+            log.exception("the prefix of sequence %d was not published", sequence.id)
+            for block in sequence.block_ids:
+                if not self.pool.is_indexed(block):
+                    self.index.forget(block)
 
     def _moves(self, sequence: Sequence, root: int, rows: tuple[int, ...]) -> list[tuple[int, int]]:
         """Bring accepted nodes from the slots of their rows to those of their depths. In ascending depth a target never
@@ -339,9 +385,8 @@ class Scheduler:
     def check(self) -> None:
         """Assert block conservation and the sequences' own laws; for tests and idle moments."""
         self.pool.check(sequence.block_ids for sequence in (*self.running, *self.waiting))
-        for queue in (self.running, self.waiting):
-            ranks = [sequence.rank for sequence in queue]
-            assert ranks == sorted(set(ranks)), "a queue is not in order of rank"
+        self.running.check()
+        self.waiting.check()
         for sequence in self.running:
             assert sequence.num_computed < len(sequence.tokens), "a running sequence has nothing pending"
             assert len(sequence.block_ids) * self._cache.block_size >= sequence.num_computed, "KV without a block"

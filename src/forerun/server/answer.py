@@ -9,13 +9,15 @@ from typing import Any
 
 from fastapi import Request
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.sequence import TokenLogprob
 from forerun.server.errors import ApiError, failure_of
 from forerun.server.streams import StreamGroup
 from forerun.server.updates import ChoiceUpdate, Token
+from forerun.speculation.drafters.prediction import PredictionDrafter
 from forerun.text.tokenizer import Tokenizer
 
+PREDICTION = PredictionDrafter.name
 CLIENT_CLOSED = 499  # nobody reads it; it stands in the log
 
 
@@ -68,10 +70,12 @@ async def _closes_when_gone(group: StreamGroup, http: Request) -> None:
 
 
 def usage(num_prompt: int, choices: Seq[Choice], num_reasoning: int = 0) -> dict[str, Any]:
-    """Token counts in OpenAI's form, over all choices. Drafts of any drafter count as predictions."""
+    """Token counts in OpenAI's form, over all choices. Predictions are those that requests brought."""
     completion = sum(choice.stats.num_tokens for choice in choices)
     # Choices of one prompt share it: what the first found in the cache is what the prompt had there.
     cached = sum(choice.stats.cached_prompt_tokens for choice in choices if choice.index == 0)
+    drafted = [choice.stats.verified_by.get(PREDICTION, 0) for choice in choices]
+    accepted = [choice.stats.accepted_by.get(PREDICTION, 0) for choice in choices]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": completion,
@@ -79,8 +83,8 @@ def usage(num_prompt: int, choices: Seq[Choice], num_reasoning: int = 0) -> dict
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "reasoning_tokens": num_reasoning,
-            "accepted_prediction_tokens": sum(choice.stats.accepted for choice in choices),
-            "rejected_prediction_tokens": sum(choice.stats.drafted - choice.stats.accepted for choice in choices),
+            "accepted_prediction_tokens": sum(accepted),
+            "rejected_prediction_tokens": sum(drafted) - sum(accepted),
         },
     }
 

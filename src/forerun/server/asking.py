@@ -6,14 +6,18 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Any
 
+import pydantic_core
+
 from forerun.errors import RequestError
 from forerun.generation import Prompt, make_request
 from forerun.sequence import Request, SamplingParams
 from forerun.server.errors import ApiError
-from forerun.server.schema.chat import ChatMessage, ChatRequest
+from forerun.server.schema.chat import ChatMessage, ChatRequest, text_of
 from forerun.server.schema.completions import CompletionRequest
 from forerun.server.schema.options import SamplingOptions
+from forerun.server.schema.tools import ToolCall
 from forerun.server.service import Service, Tenant
+from forerun.server.tools.formats import find_tool_format
 from forerun.text.infill import Infill, find_infill
 
 
@@ -33,7 +37,14 @@ def chat_request(body: ChatRequest, service: Service, tenant: Tenant) -> Request
     check_model(body.model, service)
     body.check_stream()
     params = body.sampling(body.limit, body.num_logprobs)
-    prompt = chat_prompt([template_message(message) for message in body.messages], body.chat_template_kwargs, service)
+    knows_tools = find_tool_format(service.llm.tokenizer) is not None
+    tools = [tool.model_dump(exclude_none=True) for tool in body.offered]
+    if tools and not knows_tools:
+        raise RequestError(f"{service.model_name} was not trained to call tools: leave out tools", param="tools")
+    messages = [template_message(message) for message in body.messages]
+    if not knows_tools and any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+        raise RequestError(f"{service.model_name} was not trained to call tools: tell it in text", param="messages")
+    prompt = chat_prompt(messages, body.chat_template_kwargs, service, **({"tools": tools} if tools else {}))
     return engine_request(prompt, params, body, service, tenant)
 
 
@@ -56,11 +67,27 @@ def chat_prompt(
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates read it."""
-    content = message.content
-    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    text = "" if message.content is None else text_of(message.content)
     role = "system" if message.role == "developer" else message.role
-    further = {"name": message.name, "reasoning_content": message.reasoning_content}
+    further = {
+        "name": message.name,
+        "reasoning_content": message.reasoning_content,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": [_template_call(call) for call in message.tool_calls or ()] or None,
+    }
     return {"role": role, "content": text} | {key: value for key, value in further.items() if value is not None}
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """A call as templates read it: its arguments are an object, not the object's text. Raises RequestError."""
+    function = call.function
+    try:
+        arguments = pydantic_core.from_json(function.arguments or "{}", allow_inf_nan=False)
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise RequestError(f"the arguments of call {call.id!r} must be the JSON text of an object", param="messages")
+    return {"id": call.id, "type": "function", "function": {"name": function.name, "arguments": arguments}}
 
 
 def completion_requests(body: CompletionRequest, service: Service, tenant: Tenant) -> list[Request]:

@@ -1,14 +1,14 @@
 """What the model and this build can honour, read off the schemas and tried on the engine, so that it cannot drift."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from forerun.errors import ForerunError
 from forerun.sequence import Request
-from forerun.server.asking import chat_request, completion_requests
 from forerun.server.errors import ApiError, api_error
+from forerun.server.guiding import ask_chat, ask_completions
 from forerun.server.problems import refusal
 from forerun.server.reasoning import has_reasoning
 from forerun.server.routes.refused import REFUSED_PATHS
@@ -19,6 +19,7 @@ from forerun.server.schema.refused import REFUSED_OPTIONS, REFUSED_PARTS, REFUSE
 from forerun.server.schema.responses import ResponseRequest
 from forerun.server.schema.tokens import DetokenizeRequest, TokenizeRequest
 from forerun.server.service import Service, Tenant
+from forerun.server.tools.formats import find_tool_format
 from forerun.text.infill import find_infill
 
 _SCHEMAS: dict[str, type[BaseModel]] = {
@@ -29,6 +30,8 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "/detokenize": DetokenizeRequest,
 }
 
+_TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
 # Options whose answer depends on the model, on the settings or on each other.
 _CHAT: tuple[dict[str, Any], ...] = (
     {},
@@ -38,6 +41,14 @@ _CHAT: tuple[dict[str, Any], ...] = (
     {"top_logprobs": 2},
     {"stream_options": {"include_usage": True}},
     {"max_tokens": 1, "max_completion_tokens": 2},
+    {"response_format": {"type": "json_object"}},
+    {"response_format": {"type": "json_object"}, "ignore_eos": True},
+    {"response_format": {"type": "json_object"}, "min_tokens": 1},
+    {"response_format": {"type": "json_object"}, "guided_regex": "x"},
+    {"tools": [_TOOL]},
+    {"tools": [_TOOL], "tool_choice": "required"},
+    {"tools": [_TOOL], "response_format": {"type": "json_object"}},
+    {"prediction": {"type": "content", "content": "x"}},
 )
 _COMPLETION: tuple[dict[str, Any], ...] = (
     {},
@@ -61,6 +72,7 @@ async def capabilities(service: Service) -> Capabilities:
             "numerics_id": llm.numerics_id,
             "chat": llm.has_chat_template,
             "reasoning": has_reasoning(llm.tokenizer),
+            "tools": None if (tools := find_tool_format(llm.tokenizer)) is None else tools.name,
             "fill_in_the_middle": find_infill(llm.tokenizer) is not None,
         },
         speculation={
@@ -97,11 +109,14 @@ async def _combinations(service: Service) -> list[Combination]:
 
 
 async def _try(
-    endpoint: str, options: dict[str, Any], ask: Callable[[dict[str, Any], Service], Request], service: Service
+    endpoint: str,
+    options: dict[str, Any],
+    ask: Callable[[dict[str, Any], Service], Awaitable[Request]],
+    service: Service,
 ) -> Combination:
     """Go the way of a request up to where the engine would queue it."""
     try:
-        request = ask(options, service)
+        request = await ask(options, service)
         await service.engine.call(lambda: service.llm.engine.check_request(request))
     except ValidationError as error:
         return Combination(endpoint=endpoint, options=options, honoured=False, reason=_reason(error, options))
@@ -116,12 +131,12 @@ def _reason(error: ValidationError, options: dict[str, Any]) -> str:
     return refusal(error.errors(), options).message
 
 
-def _chat(options: dict[str, Any], service: Service) -> Request:
+async def _chat(options: dict[str, Any], service: Service) -> Request:
     messages = [{"role": "user", "content": "x"}]
     body = ChatRequest.model_validate({"model": service.model_name, "messages": messages, **options})
-    return chat_request(body, service, Tenant())
+    return await ask_chat(body, service, Tenant())
 
 
-def _completion(options: dict[str, Any], service: Service) -> Request:
+async def _completion(options: dict[str, Any], service: Service) -> Request:
     body = CompletionRequest.model_validate({"model": service.model_name, "prompt": "x", **options})
-    return completion_requests(body, service, Tenant())[0]
+    return (await ask_completions(body, service, Tenant()))[0]

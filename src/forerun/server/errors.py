@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from forerun.errors import CapacityError, ForerunError, RequestError, UsageError
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.sequence import FinishReason
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}

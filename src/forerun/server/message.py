@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.server.parsing import Part, ToolCallPart
 
 

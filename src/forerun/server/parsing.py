@@ -3,10 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from forerun.sequence import Request
-from forerun.server.schema.chat import ChatRequest
-from forerun.server.service import Service
-
 
 @dataclass(frozen=True)
 class ToolCallPart:
@@ -47,8 +43,3 @@ class PlainText:
 
     def finish(self) -> list[Part]:
         return []
-
-
-def make_parser(body: ChatRequest, request: Request, service: Service) -> OutputParser:
-    """What reads the model's text for one choice of a chat's request."""
-    return PlainText()

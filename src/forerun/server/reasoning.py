@@ -81,13 +81,18 @@ def has_reasoning(tokenizer: Tokenizer) -> bool:
     return any(mark in template or tokenizer.added_id(mark) is not None for mark in (OPEN, CLOSE))
 
 
+def thinks_first(request: Request, tokenizer: Tokenizer) -> bool:
+    """True when the prompt has opened the block, so that the text begins inside of it."""
+    end = tokenizer.decode(request.prompt[-_TAIL:], skip_special=False)
+    return has_reasoning(tokenizer) and end.rstrip().endswith(OPEN)
+
+
 def reading_reasoning(answer: OutputParser, request: Request, service: Service) -> OutputParser:
     """`answer`, behind a parser of the block for a model that has one."""
     tokenizer = service.llm.tokenizer
     if not has_reasoning(tokenizer):
         return answer
-    end = tokenizer.decode(request.prompt[-_TAIL:], skip_special=False)
-    return ReasoningParser(answer, is_open=end.rstrip().endswith(OPEN))
+    return ReasoningParser(answer, is_open=thinks_first(request, tokenizer))
 
 
 def _thought(text: str) -> list[Part]:

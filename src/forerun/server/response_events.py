@@ -7,7 +7,7 @@ document of a whole answer is the one that the last event of a stream carries.
 import time
 from typing import Any
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.sequence import Request
 from forerun.server.answer import logprob_entry, speculation, token_detail, usage
 from forerun.server.errors import failure_of
@@ -157,7 +157,7 @@ def _opening(body: ResponseRequest, request: Request) -> dict[str, Any]:
         "service_tier": "default",
         "store": False,
         "temperature": params.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": _format(body)},
         "tool_choice": body.tool_choice or "auto",
         "tools": [],
         "top_logprobs": body.top_logprobs or 0,
@@ -167,6 +167,11 @@ def _opening(body: ResponseRequest, request: Request) -> dict[str, Any]:
         "user": body.user,
     }
     return document | ({"token_details": []} if body.token_details else {})
+
+
+def _format(body: ResponseRequest) -> dict[str, Any]:
+    format = body.text.format if body.text is not None else None
+    return {"type": "text"} if format is None else format.model_dump(by_alias=True)
 
 
 def _usage(num_prompt: int, choice: Choice, num_reasoning: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.server.config import ServerConfig
+from forerun.server.grammars import Grammars
 
 
 @dataclass
@@ -20,11 +21,21 @@ class Service:
     engine: AsyncEngine
     config: ServerConfig
     created: int = field(default_factory=lambda: int(time.time()))
+    started_s: float = field(default_factory=time.monotonic)
+    grammars: Grammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grammars = Grammars(self.llm.grammars)
 
     @property
     def model_name(self) -> str:
         """The model's name for clients."""
         return self.config.served_model
+
+    @property
+    def uptime_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started_s
 
     @property
     def model_names(self) -> tuple[str, ...]:

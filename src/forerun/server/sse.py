@@ -7,6 +7,7 @@ from typing import Any
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from forerun.server.asgi import note_refusal
 from forerun.server.errors import ApiError
 from forerun.server.streams import StreamGroup
 
@@ -43,5 +44,6 @@ async def _events(documents: AsyncIterator[Any]) -> AsyncIterator[bytes]:
         async for document in documents:
             yield event(document)
     except ApiError as error:
+        note_refusal(error)
         yield event(error.body)
     yield b"data: [DONE]\n\n"

@@ -3,8 +3,10 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from forerun.generation import Choice, choice_of, live_text, prompt_logprobs_of
-from forerun.sequence import Sequence, TokenLogprob
+from forerun.errors import one_line
+from forerun.generation import choice_of, live_text, prompt_logprobs_of
+from forerun.results import Choice, GenerationStats
+from forerun.sequence import FinishReason, Sequence, TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,33 @@ class ChoiceUpdate:
     @property
     def text(self) -> str:
         return "".join(token.text for token in self.tokens) + self.tail
+
+
+def merged(updates: Seq[ChoiceUpdate]) -> list[ChoiceUpdate]:
+    """One update a choice, in the order in which they first come: a reader who is late gets all of it at once."""
+    by_index: dict[int, list[ChoiceUpdate]] = {}
+    for update in updates:
+        by_index.setdefault(update.index, []).append(update)
+    if len(by_index) == len(updates):
+        return list(updates)
+    return [
+        ChoiceUpdate(index, tuple(token for part in parts for token in part.tokens), parts[-1].tail, parts[-1].choice)
+        for index, parts in by_index.items()
+    ]
+
+
+def failed_update(sequence: Sequence, error: Exception) -> ChoiceUpdate:
+    """The last update of a sequence whose output cannot be read."""
+    choice = Choice(
+        index=sequence.choice,
+        text="",
+        token_ids=tuple(sequence.output),
+        finish_reason=FinishReason.ERROR,
+        seed=sequence.seed,
+        stats=GenerationStats.of(sequence),
+        error=one_line(error),
+    )
+    return ChoiceUpdate(sequence.choice, (), choice=choice)
 
 
 class Feed:

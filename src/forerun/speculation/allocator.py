@@ -1,5 +1,6 @@
 """Allocator: the budget that learns. Draft nodes go where they bring the most tokens per second; none is a fine answer.
 
+    rests      nobody is asked for some steps after those that brought nothing (guard.py)
     room       few slots for sequences whose drafts are rarely worth it, none while the guard has speculation off
     asks       free drafters always, paid ones where that pays (paid.py), or to try them again (guard.py)
     calibrate  scores become probabilities of acceptance (calibration.py), the request's own experience included
@@ -18,11 +19,11 @@ from typing import NamedTuple
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
-from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes
+from forerun.speculation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.calibration import Calibration, RequestFactor
 from forerun.speculation.drafter import Ask, Drafter
-from forerun.speculation.guard import Probe, SpeedGuard
+from forerun.speculation.guard import Nap, Probe, SpeedGuard
 from forerun.speculation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
 from forerun.speculation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.tree import MAX_NODES, DraftTree
@@ -30,7 +31,7 @@ from forerun.speculation.tree import MAX_NODES, DraftTree
 MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
 GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
-PATIENCE = 6  # fruitless steps after which a sequence's free drafters are asked less often
+PATIENCE = 6  # fruitless steps after which free drafters are asked less often
 LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
@@ -81,7 +82,10 @@ class _Step(NamedTuple):
 
 
 class Allocator:
-    """A Budget. cost: learned in place; keep: called now and then so that what was learned is not lost."""
+    """A Budget. keep: called now and then so that what was learned is not lost.
+
+    cost, calibrations  learned in place; calibrations by drafter's name, of unknown drafters added
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Allocator:
         max_model_len: int,
         cost: StepCost,
         keep: Callable[[StepCost], None] | None = None,
+        calibrations: dict[str, Calibration] | None = None,
     ) -> None:
         self.decisions: Counter[str] = Counter()
         self.cost = cost
@@ -102,13 +107,23 @@ class Allocator:
         self._steps: list[_Step] = []
         self._since_plain = 0
         self._requests: dict[int, _Request] = {}
-        self._calibrations: dict[str, Calibration] = {}
+        self._calibrations = calibrations if calibrations is not None else {}
         self._paid: dict[str, _Paid] = {}
         self._explore = Probe(FIRST_EXPLORED)
+        self._nap = Nap(PATIENCE, LONGEST_NAP)
         self._draft_s = 0.0  # in this step so far
         self._num_rooms = 0.0  # steps in which room was asked for, about
 
     # ---- before the proposals ----
+
+    def rests(self, num_decoding: int) -> bool:
+        if self.guard.is_off:
+            self.decisions[GUARD] += num_decoding
+            return True
+        if not self._paid and self._nap.begins(num_decoding):
+            self.decisions[NAP] += num_decoding
+            return True
+        return False
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         if self.guard.is_off:
@@ -116,15 +131,13 @@ class Allocator:
             return 0
         self._num_rooms += 1 / num_decoding
         request = self._request(sequence.id)
-        if request.nap > 0 and not self._paid:
+        if request.nap > 0 and not self._paid and not sequence.is_guided:
             request.nap -= 1
             self.decisions[NAP] += 1
             return 0
         room = min(request.reach, self._max_rows, longest_draft(sequence, self._max_model_len))
-        if room <= 0:
-            self.decisions[NO_ROOM] += 1
-            return 0
-        return room
+        self.decisions[NO_ROOM] += room <= 0
+        return max(0, room)
 
     def asks(
         self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
@@ -228,8 +241,12 @@ class Allocator:
             choice = self._choose(sequences, rooms, trees, num_other_rows)
             self._draft_s = 0.0
         else:
-            choice = _nothing(trees)
+            choice = no_nodes(trees)
             self._since_plain, self._draft_s = 0, 0.0
+        if choice.num_nodes:
+            self._nap.wake()
+        else:
+            self._nap.fruitless()
         chosen: list[DraftTree] = []
         for sequence, room, tree, rows in zip(sequences, rooms, trees, choice.rows, strict=True):
             if room <= 0:
@@ -246,9 +263,9 @@ class Allocator:
                 chosen.append(tree.keep(rows))
                 continue
             request.idle += 1
-            # Sequences that nap wake up together: most steps then need no drafter at all.
-            period = min(LONGEST_NAP, 1 << max(0, (request.idle - PATIENCE) // 2))
-            request.nap = period - 1 - int(self._num_rooms) % period
+            if choice.num_nodes:  # some pay, this one does not; those that nap wake up together
+                period = min(LONGEST_NAP, 1 << max(0, (request.idle - PATIENCE) // 2))
+                request.nap = period - 1 - int(self._num_rooms) % period
             if len(tree.tokens) == 1:
                 self.decisions[NO_PROPOSALS] += 1
                 chosen.append(tree)
@@ -278,7 +295,7 @@ class Allocator:
 
         if limit <= 0:  # a huge batch: no row is left to draft with
             self._since_plain = 0
-            return _nothing(trees)
+            return no_nodes(trees)
         choice = best_nodes(trees, rooms, limit, seconds, self._draft_s)
         if choice.num_nodes == 0:
             return self._try_anyway(trees, rooms, limit) or choice
@@ -318,6 +335,7 @@ class Allocator:
             num_rows = outcome.tree.num_nodes if tree.draft_probs else None
             if outcome.tokens and tree.child(0, outcome.tokens[0]) is not None:
                 request.idle = 0
+                self._nap.stir()
             self._calibration(name).observe(tree, outcome.tokens, request.factors[name], num_rows)
         request.proposals.clear()
 
@@ -350,6 +368,7 @@ class Allocator:
 
     def end(self, sequence_id: int) -> None:
         self._requests.pop(sequence_id, None)
+        self._nap.stir()
 
     # ---- state ----
 
@@ -364,10 +383,6 @@ class Allocator:
         if calibration is None:
             calibration = self._calibrations[name] = Calibration()
         return calibration
-
-
-def _nothing(trees: Seq[DraftTree]) -> Choice:
-    return Choice([[] for _ in trees], 0, 1.0, 1.0)
 
 
 def _scores_of_drawn(tree: DraftTree, calibration: Calibration, factor: RequestFactor) -> list[float]:

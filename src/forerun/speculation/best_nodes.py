@@ -29,6 +29,11 @@ class Choice:
     plain_speed: float
 
 
+def no_nodes(trees: Seq[DraftTree]) -> Choice:
+    """Plain decoding."""
+    return Choice([[] for _ in trees], 0, 1.0, 1.0)
+
+
 def best_nodes(
     trees: Seq[DraftTree], rooms: Seq[int], limit: int, seconds: Callable[[int, int], float], spent_s: float
 ) -> Choice:

@@ -45,6 +45,11 @@ class Budget(Protocol):
 
     decisions: Counter[str]
 
+    def rests(self, num_decoding: int) -> bool:
+        """The next step, of about so many sequences, needs no draft: then it is not asked for room. At most once a
+        step, and never where a sequence is guided."""
+        ...
+
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         """Most draft nodes that `sequence` may get when `num_decoding` sequences share the step. Once a step each."""
         ...
@@ -89,6 +94,9 @@ class FixedBudget:
         self._max_depth = config.max_depth if config.max_depth is not None else DEFAULT_DEPTH
         self._max_model_len = max_model_len
         self.decisions: Counter[str] = Counter()
+
+    def rests(self, num_decoding: int) -> bool:
+        return False
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         return self.depth(sequence, num_decoding)

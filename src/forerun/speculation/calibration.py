@@ -10,6 +10,7 @@ would have been accepted just if it is the token that came. So a free drafter th
 A request's own factor is its accepted nodes over those expected of it, drawn towards one.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -96,6 +97,31 @@ class Calibration:
         for depth in range(1, len(tokens) + 1):
             if was_tested[depth]:
                 self._add(_group(depth), ANY_SCORE, UNKNOWN, is_right[depth])
+
+    # ---- what is kept ----
+
+    def to_json(self) -> list[list[float]]:
+        """Depth group, range of scores, tested and right of every count."""
+        return [[group, bucket, count.tested, count.right] for (group, bucket), count in sorted(self._counts.items())]
+
+    @classmethod
+    def from_json(cls, content: object, weight: float) -> "Calibration":
+        """The counts of `to_json`, each as if it were of at most `weight` observations; nothing is tested yet.
+
+        Raises ValueError, TypeError or OverflowError on what makes no sense.
+        """
+        if not isinstance(content, list):
+            raise TypeError("a calibration is a list of counts")
+        made = cls()
+        for group, bucket, tested, right in content:
+            is_known = group in DEPTHS and bucket in range(ANY_SCORE, len(SCORE_EDGES) + 1)
+            if not (is_known and 0.0 < tested < math.inf and 0.0 <= right <= tested):
+                raise ValueError(f"no count: {group}, {bucket}, {tested}, {right}")
+            scale = min(1.0, weight / tested)
+            made._counts[int(group), int(bucket)] = _Count(scale * tested, scale * right)
+        return made
+
+    # ---- estimates ----
 
     def _estimate(self, group: int, bucket: int, score: float) -> float:
         """Mean of the counts, drawn towards that one level up; at the top towards the score, as long as it is new."""

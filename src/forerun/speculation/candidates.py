@@ -1,6 +1,6 @@
 """Candidates: which tokens a drafter's row of logits proposes, and how likely the target takes them.
 
-Place: level_drafting calls this for every computed row. Three rules:
+Place: Chooser, which every drafter that draws from logits has one of for each sequence. Three rules:
 
     greedy request           the largest logits; scores are the draft model's probabilities
     sampled, coupled         the largest of log q + noise, with the very noise that the target draws with: a draft model
@@ -8,9 +8,10 @@ Place: level_drafting calls this for every computed row. Three rules:
     sampled, by rejection    one token drawn from q with noise of another domain, and q itself. Its score is the largest
                              of q, which does not depend on what was drawn
 
-q is the row processed as the target processes it (sampling/processors: penalties, bias, bans, temperature, filters),
-over the MOST largest logits: what lies behind them is drawn hardly ever, and noise for a whole vocabulary takes longer
-than a small draft model. q is what was drawn from in any case, so rejection stays exact.
+q is the row processed as the target processes it (sampling/processors: penalties, bias, bans, the grammar's mask behind
+the path, temperature, filters), over the MOST largest logits: what lies behind them is drawn hardly ever, and noise for
+a whole vocabulary takes longer than a small draft model. q is what was drawn from in any case, so rejection stays
+exact.
 
 Source: Gumbel-top-k of the coupled noise, cf. Daliri et al., arXiv:2408.07978; Kool et al., arXiv:1903.06059.
 """
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.batch import DrawRequest
+from forerun.sampling.grammar import Mask, allowed_of
 from forerun.sampling.noise import gumbel
 from forerun.sampling.processors import History, adjust, is_finite, process
 from forerun.sampling.top import top_ids
@@ -46,15 +48,18 @@ class Candidates:
 NONE = Candidates((), ())
 
 
-def choose(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], width: int) -> Candidates:
+def choose(
+    row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], width: int, mask: Mask | None = None
+) -> Candidates:
     """The `width` most likely successors of a path, for coupled verification and for greedy requests.
 
     row      [C] logits
     columns  [C] target id of each column, -1 where there is none
     draw     the sequence's draw; its position is that of the path's first token
     path     tokens from the root's child down to the row's own; empty for the root
+    mask     what a grammar allows behind the path; None without one
     """
-    row = _masked(row, columns)
+    row = _masked(row, columns, mask)
     if draw.temperature == 0.0 and not (len(draw.bias_ids) or len(draw.history_ids) or len(draw.banned)):
         return _largest(row, columns, width)
     part = _part(row, columns, draw, path)
@@ -78,12 +83,14 @@ def choose(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], widt
     return _candidates(ids[order], weights[order] / weights.sum())
 
 
-def draw_one(row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], vocab_size: int) -> Candidates:
+def draw_one(
+    row: Float32, columns: Int32, draw: DrawRequest, path: Seq[int], vocab_size: int, mask: Mask | None = None
+) -> Candidates:
     """One token drawn from the row's processed distribution, for verification by rejection. Arguments as for `choose`.
 
     vocab_size  V, the target's
     """
-    part = _part(_masked(row, columns), columns, draw, path)
+    part = _part(_masked(row, columns, mask), columns, draw, path)
     survivors = None if part is None else process(part.row, part.draw, part.position, part.history)
     if part is None or survivors is None:
         return NONE
@@ -113,8 +120,10 @@ class _Part:
     position: int
 
 
-def _masked(row: Float32, columns: Int32) -> Float32:
+def _masked(row: Float32, columns: Int32, mask: Mask | None) -> Float32:
     """The row with -inf in the columns that are never proposed."""
+    if mask is not None:
+        return np.where(allowed_of(mask, columns), row, np.float32(-np.inf))
     return row if columns.min() >= 0 else np.where(columns >= 0, row, np.float32(-np.inf))
 
 

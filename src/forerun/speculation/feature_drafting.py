@@ -30,9 +30,10 @@ import numpy.typing as npt
 from forerun.backends.base import DraftProgram, Limits
 from forerun.models.heads import STATE
 from forerun.sequence import Sequence
+from forerun.speculation.chooser import Chooser
 from forerun.speculation.draft_rows import SequenceRows, make_rows, split_rows
 from forerun.speculation.drafter import Ask, Computed, Seen
-from forerun.speculation.head_drafting import PASS_ROWS, Chooser, head_limits
+from forerun.speculation.head_drafting import PASS_ROWS, head_limits
 from forerun.speculation.head_kv import HeadKv
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree

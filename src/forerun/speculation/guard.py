@@ -1,4 +1,4 @@
-"""The two brakes of the allocator: SpeedGuard for everything, Probe for what is tried though it does not pay.
+"""The brakes of the allocator: SpeedGuard for everything, Probe for what does not pay, Nap for asking at all.
 
 SpeedGuard compares what a step yields with what plain decoding is predicted to yield in its time. It catches what the
 allocator does not know: costs that it predicts wrongly, time that is spent elsewhere.
@@ -9,6 +9,7 @@ LOWEST = 0.98  # of plain speed
 OUTLIER = 3.0  # times the predicted time: what is longer counts as that
 FIRST_PAUSE, LAST_PAUSE = 32, 1024  # steps
 PROBE_SHARE = 50
+FEW = 2  # sequences
 
 
 class SpeedGuard:
@@ -95,3 +96,39 @@ class Probe:
     def paid(self) -> None:
         """It pays: begin anew when it stops to."""
         self._pause, self._left = self._first, self._first - 1
+
+
+class Nap:
+    """Nobody is asked for a while after steps in which nothing was worth verifying.
+
+    Asking costs time for every sequence, and what it brings is shared by all of them: a large batch naps at once, a
+    few sequences after some patience. Two such steps more double the nap, up to `longest` steps.
+    """
+
+    def __init__(self, patience: int, longest: int) -> None:
+        self._patience, self._longest = patience, longest
+        self._num_fruitless = self._left = 0
+        self._num_sequences = 1
+
+    def begins(self, num_sequences: int) -> bool:
+        """The next step, of so many sequences, needs no draft. Once a step."""
+        self._num_sequences = num_sequences
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        return True
+
+    def fruitless(self) -> None:
+        """Sequences were asked, and nothing was worth verifying."""
+        self._num_fruitless += 1
+        doublings = (self._num_fruitless - self._patience // self._num_sequences) // 2
+        self._left = min(self._longest, 1 << max(0, min(doublings, 30))) - 1
+
+    def wake(self) -> None:
+        """Something was worth verifying."""
+        self._num_fruitless = self._left = 0
+
+    def stir(self) -> None:
+        """A sequence has ended or guessed right: of a few that says a lot about those to come, of many nothing."""
+        if self._num_sequences <= FEW:
+            self.wake()

@@ -1,6 +1,5 @@
-"""What drafters with a trained head share: options, sizes of their programs, which tokens follow a row of scores."""
+"""What drafters with a trained head share: options, sizes of their programs, a pass over features alone."""
 
-from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +7,9 @@ import numpy.typing as npt
 
 from forerun.backends.base import DraftProgram, Limits
 from forerun.errors import UsageError
-from forerun.sampling.request import make_draw
-from forerun.sequence import Sequence
-from forerun.speculation.candidates import Candidates, choose, draw_one
 from forerun.speculation.draft_rows import SequenceRows, make_rows
 from forerun.speculation.host import DraftHost
-from forerun.speculation.tree import MAX_NODES, DraftTree
+from forerun.speculation.tree import MAX_NODES
 
 PASS_ROWS = 128  # rows of one pass at most, where there are many
 
@@ -33,27 +29,6 @@ def head_limits(host: DraftHost, rows_of_each: int = 1) -> Limits:
     """Sizes of a program's batches. rows_of_each  rows that every sequence may bring at once"""
     outputs = max(host.max_rows, host.max_num_seqs * rows_of_each, rows_of_each)
     return Limits(max(PASS_ROWS, outputs), outputs, host.max_model_len)
-
-
-class Chooser:
-    """Successors of one sequence's paths, out of rows of scores.
-
-    columns  [C] target id of each column of a row, -1 where there is none
-    width    children of a node
-    """
-
-    def __init__(self, sequence: Sequence, columns: npt.NDArray[np.int32], width: int, host: DraftHost) -> None:
-        self._draw = make_draw(sequence, DraftTree.root_only(sequence.tokens[-1]), 0)
-        self._columns, self._host = columns, host
-        # Drawn nodes form a chain: what is kept of a tree may not depend on what was drawn in it.
-        self.is_drawn = host.verification in ("rejection", "block") and sequence.params.temperature > 0.0
-        self.width = 1 if self.is_drawn else width
-
-    def successors(self, row: npt.NDArray[np.float32], path: Seq[int]) -> Candidates:
-        """The best successors of a path, from the root's child down, given the scores [C] behind it."""
-        if self.is_drawn:
-            return draw_one(row, self._columns, self._draw, path, self._host.target.model.spec.vocab_size)
-        return choose(row, self._columns, self._draw, path, self.width)
 
 
 def run_rows(program: DraftProgram, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

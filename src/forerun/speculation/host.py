@@ -48,6 +48,7 @@ class DraftHost:
     target         the model that is drafted for
     backend        loads further programs; forwards of the target are the engine's alone
     open_model     opens another model by path, alias or hub id. Raises ModelNotFound and the like
+    kv_format      how the target's keys and values are stored
     layout         the KV store; its first stack is the target's. None while it is being planned
     max_model_len  longest sequence, in tokens
     max_num_seqs   sequences that run together
@@ -59,6 +60,7 @@ class DraftHost:
     target: OpenedModel
     backend: Backend
     open_model: Callable[[str], OpenedModel]
+    kv_format: str
     layout: KvLayout | None
     max_model_len: int
     max_num_seqs: int

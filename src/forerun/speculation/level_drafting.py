@@ -21,14 +21,9 @@ Source: chains, Leviathan et al., arXiv:2211.17192; trees, EAGLE-2 (tree_search)
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from forerun.backends.base import DraftProgram, Limits
-from forerun.batch import DrawRequest
-from forerun.sampling.request import make_draw
 from forerun.sequence import Sequence
-from forerun.speculation.candidates import choose, draw_one
+from forerun.speculation.chooser import Chooser, LikeliestText
 from forerun.speculation.draft_kv import DraftKv, StackKv
 from forerun.speculation.draft_rows import SequenceRows, make_rows, split_rows
 from forerun.speculation.draft_vocabulary import DraftVocabulary, SameVocabulary
@@ -75,7 +70,7 @@ class _Run:
 
     sequence: Sequence
     search: TreeSearch
-    draw: DrawRequest
+    chooser: Chooser | LikeliestText
     root: int
 
 
@@ -97,8 +92,7 @@ class LevelDrafting:
         assert host.layout is not None, "a drafter loads when the KV memory is there"
         self._program, self._settings, self._host = program, settings, host
         self._limits = draft_limits(host, settings)
-        self._vocab_size = host.target.model.spec.vocab_size
-        self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(self._vocab_size)
+        self._vocabulary: DraftVocabulary = vocabulary or SameVocabulary(host.target.model.spec.vocab_size)
         size, is_target = host.layout.block_size, settings.is_target
         self._kv: DraftKv = kv or StackKv(settings.name, size, self._vocabulary, is_target)
         self._runs: dict[int, _Run] = {}  # sequence id -> draft that is being verified
@@ -140,15 +134,15 @@ class LevelDrafting:
         depth = min(ask.max_depth, ask.max_nodes, settings.max_depth, left)
         if depth < 1:
             return None
-        # Drawn nodes form a chain: what is kept of a tree may not depend on what was drawn in it.
-        is_chain = self._is_drawn(sequence) or not self._vocabulary.proposes_ids
-        root = sequence.tokens[-1]
-        width = 1 if is_chain else settings.width
-        search = TreeSearch(root, min(ask.max_nodes, left), depth, width, settings.min_survival)
-        only_root = DraftTree.root_only(root)
-        if self._vocabulary.proposes_ids:
-            return _Run(sequence, search, make_draw(sequence, only_root, 0), length - 1)
-        return _Run(sequence, search, DrawRequest(0, only_root, len(sequence.tokens), sequence.key), length - 1)
+        vocabulary = self._vocabulary
+        chooser = (
+            Chooser(sequence, vocabulary.columns, settings.width, self._host)
+            if vocabulary.proposes_ids
+            else LikeliestText(vocabulary.columns)
+        )
+        root, most = sequence.tokens[-1], min(ask.max_nodes, left)
+        search = TreeSearch(root, most, depth, chooser.width, settings.min_survival)
+        return _Run(sequence, search, chooser, length - 1)
 
     def _catch_up(self, runs: list[_Run]) -> None:
         """Compute what the stack has not seen, those who lack least first; the complete ones enter self._runs."""
@@ -203,23 +197,11 @@ class LevelDrafting:
                     continue
                 run = next(waiting)
                 for node in run.search.frontier:
-                    self._add(run, node, result.logits((output,))[0])
+                    found = run.chooser.successors(result.logits((output,))[0], run.search.path(node))
+                    run.search.add(node, found.tokens, found.scores, found.probs)
                     output += 1
-
-    def _add(self, run: _Run, node: int, row: npt.NDArray[np.float32]) -> None:
-        search, columns = run.search, self._vocabulary.columns
-        if self._is_drawn(run.sequence):
-            found = draw_one(row, columns, run.draw, search.path(node), self._vocab_size)
-        else:
-            found = choose(row, columns, run.draw, search.path(node), search.width)
-        search.add(node, found.tokens, found.scores, found.probs)
 
     def _tree(self, run: _Run | None) -> DraftTree | None:
         if run is None or run.sequence.id not in self._runs:
             return None
         return self._vocabulary.tree(run.search, self._settings.name)
-
-    def _is_drawn(self, sequence: Sequence) -> bool:
-        """Are its nodes drawn at random? A greedy request's never are."""
-        by_rejection = self._host.verification in ("rejection", "block")
-        return by_rejection and sequence.params.temperature > 0.0 and self._vocabulary.proposes_ids

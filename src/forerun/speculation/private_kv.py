@@ -19,9 +19,9 @@ from forerun.speculation.host import Vocabulary
 from forerun.speculation.tree_search import TreeSearch
 
 
-def private_layout(stack: KvStack, num_sequences: int, max_len: int, block_size: int, codec: str) -> KvLayout:
+def private_layout(stack: KvStack, num_sequences: int, max_len: int, block_size: int) -> KvLayout:
     """Room for `num_sequences` sequences of `max_len` draft tokens each."""
-    return KvLayout(num_sequences * -(-max_len // block_size), block_size, codec, (stack,))
+    return KvLayout(num_sequences * -(-max_len // block_size), block_size, (stack,))
 
 
 class _Region:

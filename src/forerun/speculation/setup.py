@@ -10,6 +10,7 @@ from forerun.errors import UsageError
 from forerun.machine import processor_name
 from forerun.speculation.allocator import Allocator
 from forerun.speculation.budget import Budget, FixedBudget
+from forerun.speculation.calibration_file import CalibrationFiles
 from forerun.speculation.drafter import (
     Drafter,
     HiddenStateDrafter,
@@ -18,7 +19,7 @@ from forerun.speculation.drafter import (
     known_drafters,
     make_drafter,
 )
-from forerun.speculation.drafters import AUTO
+from forerun.speculation.drafters import AUTO, GUIDES
 from forerun.speculation.host import DraftHost
 from forerun.speculation.probe import probe_steps
 from forerun.speculation.step_cost import StepCost
@@ -32,6 +33,12 @@ def make_drafters(config: SpeculationConfig) -> list[Drafter]:
     """The drafters that a configuration names, not yet loaded. Raises UsageError."""
     names = drafter_names(config.drafter)
     return [make_drafter(name, _options_of(name, names, config)) for name in names]
+
+
+def make_guides(drafters: Seq[Drafter]) -> list[Drafter]:
+    """What drafts beside these for requests with a grammar or a prediction; nothing beside nobody."""
+    names = {drafter.name for drafter in drafters}
+    return [make_drafter(name, {}) for name in GUIDES if drafters and name not in names]
 
 
 def drafter_names(speculation: str) -> list[str]:
@@ -101,7 +108,7 @@ def open_cost(host: DraftHost, threads: int | None, max_probe_rows: int) -> Know
     known = StepCostFile(host.cache_folder, identity)
     cost = known.load()
     if cost is None:
-        per_key = layout.stacks[0].bytes_per_token(layout.codec) / MEMORY_RATE
+        per_key = layout.stacks[0].bytes_per_token / MEMORY_RATE
         points = probe_steps(backend, layout, max_probe_rows)
         if len(points) > 1:
             cost = StepCost.from_points(points, per_key)
@@ -111,10 +118,27 @@ def open_cost(host: DraftHost, threads: int | None, max_probe_rows: int) -> Know
     return KnownCost(cost, known)
 
 
-def make_budget(config: SpeculationConfig, row_tile: int, max_model_len: int, known: KnownCost | None) -> Budget:
+def calibration_files(config: SpeculationConfig, host: DraftHost) -> CalibrationFiles:
+    """Where the acceptance of a configuration's drafters is kept."""
+    names = drafter_names(config.drafter)
+    shared = {"target": host.target.name, "numerics": host.backend.numerics_id, "verification": config.verification}
+    return CalibrationFiles(
+        host.cache_folder,
+        {name: {**shared, "drafter": name, "options": _options_of(name, names, config)} for name in names},
+    )
+
+
+def make_budget(config: SpeculationConfig, host: DraftHost, max_model_len: int, known: KnownCost | None) -> Budget:
     """The budget that a configuration asks for. known: what steps cost; None for a fixed budget"""
     if known is not None:
-        return Allocator(config, max_model_len, known.cost, known.file.keep)
+        files = calibration_files(config, host)
+        calibrations = files.load()
+
+        def keep(cost: StepCost) -> None:
+            known.file.keep(cost)
+            files.keep(calibrations)
+
+        return Allocator(config, max_model_len, known.cost, keep, calibrations)
     if config.max_depth is None:  # rows up to the kernels' tile cost hardly more than one
-        config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, row_tile - 1))
+        config = replace(config, max_depth=max(MIN_DEFAULT_DEPTH, host.backend.row_tile - 1))
     return FixedBudget(config, max_model_len)

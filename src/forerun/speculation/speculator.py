@@ -4,7 +4,6 @@ It stands between the scheduler's selection and the batch. A drafter that fails 
 its nodes are dropped here and the sequence decodes plainly.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,13 +14,13 @@ from dataclasses import dataclass, field
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
 from forerun.errors import RequestError
+from forerun.sampling.grammar import cut_to_grammar
 from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
+from forerun.speculation.failures import DraftFailures
 from forerun.speculation.rule import has_sound_probs
 from forerun.speculation.tree import DraftTree
-
-log = logging.getLogger(__name__)
 
 QUIET_STEPS = 4  # without proposals: the budget sees the last of so many
 
@@ -55,6 +54,7 @@ class SpeculationStats:
     accepted: int = 0
     bonus: int = 0
     dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
+    refused_nodes: int = 0  # forbidden by the request's grammar, and what hung below them
     drafter_errors: int = 0
     by_drafter: dict[str, DrafterStats] = field(default_factory=dict)
     decisions: Counter[str] = field(default_factory=Counter)
@@ -63,21 +63,31 @@ class SpeculationStats:
 class Speculator:
     """Proposes one tree per decoding sequence. Without drafters it is plain decoding.
 
+    guides  free drafters that are asked first, for sequences whose request guides them (Sequence.is_guided) only
     budget  decides who is asked for how much, and which of the proposed nodes are verified
     """
 
-    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int) -> None:
+    def __init__(self, drafters: Seq[Drafter], budget: Budget, vocab_size: int, guides: Seq[Drafter] = ()) -> None:
         self.drafters = tuple(drafters)
+        self.guides = tuple(guides)
         self.budget = budget
         self._vocab_size = vocab_size
-        self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
-        self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
+        self.failures = DraftFailures()
+        self._use(self.guides + self.drafters)
         self._has_proposals = False  # in this step
         self._num_quiet = 0  # steps without proposals since the budget last saw one
+        self._rests = False  # nobody is asked in the coming step
         self._observe_s = 0.0  # in the last step's observe, which is over when its facts are known
         self.stats = SpeculationStats(
             by_drafter={drafter.name: DrafterStats() for drafter in drafters}, decisions=budget.decisions
         )
+
+    def _use(self, drafters: Seq[Drafter]) -> None:
+        """Draft with these from now on; requests may still name the others, and are decoded plainly."""
+        self._active = tuple(drafters)
+        self._unguided = tuple(drafter for drafter in drafters if drafter not in self.guides)
+        self._learners = [drafter for drafter in drafters if getattr(drafter, "learns", True)]
+        self._readers = [drafter for drafter in drafters if isinstance(drafter, HiddenStateDrafter)]
 
     @property
     def drafter_name(self) -> str:
@@ -87,7 +97,7 @@ class Speculator:
     def check(self, request: Request) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
         wanted = request.params.speculation
-        names = [drafter.name for drafter in self.drafters]
+        names = [drafter.name for drafter in (*self.drafters, *self.guides)]
         if wanted.drafter not in (None, "off", *names):
             known = ", ".join(["off", *names])
             raise RequestError(
@@ -96,18 +106,27 @@ class Speculator:
 
     def room(self, sequence: Sequence, num_decoding: int) -> int:
         """Draft nodes that the scheduler shall reserve slots for."""
-        return self.budget.room(sequence, num_decoding) if self._allowed(sequence) else 0
+        if self._rests or not self._allowed(sequence):
+            return 0
+        return self.budget.room(sequence, num_decoding)
+
+    def broke(self, call: str, error: Exception) -> None:
+        """The exception that is being handled came from a call as a whole, so from the budget: when that goes on,
+        nobody drafts any more."""
+        self.stats.drafter_errors += 1
+        if self.failures.failed("speculation", call, error):
+            self._use(())
 
     def begin(self, sequence: Sequence) -> None:
         """A sequence joins."""
-        for drafter in self.drafters:
-            with self._guard(drafter):
+        for drafter in self._those_for(sequence):
+            with self._guard(drafter, "begin"):
                 drafter.begin(sequence)
 
     def end(self, sequence: Sequence) -> None:
         """A sequence leaves."""
-        for drafter in self.drafters:
-            with self._guard(drafter):
+        for drafter in self._those_for(sequence):
+            with self._guard(drafter, "end"):
                 drafter.end(sequence.id)
         self.budget.end(sequence.id)
 
@@ -118,9 +137,9 @@ class Speculator:
         """
         trees = [DraftTree.root_only(sequence.tokens[-1]) for sequence in sequences]
         self._has_proposals = False
-        if not self.drafters or not any(rooms):
+        if not self._active or not any(rooms):
             return trees
-        for drafter in self.drafters:
+        for drafter in self._active if any(sequence.is_guided for sequence in sequences) else self._unguided:
             allowed = [i for i, sequence in enumerate(sequences) if rooms[i] > 0 and drafter in self._allowed(sequence)]
             asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
             if asks:
@@ -135,7 +154,7 @@ class Speculator:
         self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult, facts: StepFacts
     ) -> None:
         """Count what was verified, and tell budget and drafters. sequences, outcomes  one per Batch.draws entry"""
-        if not self.drafters:
+        if not self._active:
             return
         start = time.perf_counter()
         self._num_quiet += 1
@@ -151,6 +170,8 @@ class Speculator:
             self._num_quiet = 0
         if self._learners:
             self._teach(sequences, outcomes, batch, result)
+        # What a request says of its own text is asked for at every step: it costs next to nothing and is mostly right.
+        self._rests = self.budget.rests(len(outcomes)) and not any(sequence.is_guided for sequence in sequences)
         self._observe_s = time.perf_counter() - start
 
     def _teach(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], batch: Batch, result: ForwardResult) -> None:
@@ -162,7 +183,7 @@ class Speculator:
         for drafter in self._learners:
             mine = [one for one in seen if drafter in self._allowed(one.sequence)]
             if mine:
-                with self._guard(drafter):
+                with self._guard(drafter, "observe"):
                     drafter.observe(mine)
 
     def collect(
@@ -182,15 +203,18 @@ class Speculator:
         for drafter in self._readers:
             mine = [one for one in computed if drafter in self._allowed(one.sequence)]
             if mine:
-                with self._guard(drafter):
+                with self._guard(drafter, "collect"):
                     drafter.collect(mine)
 
     def _allowed(self, sequence: Sequence) -> tuple[Drafter, ...]:
         """Drafters that the request lets draft."""
         wanted = sequence.params.speculation.drafter
-        if wanted is None:
-            return self.drafters
-        return tuple(drafter for drafter in self.drafters if drafter.name == wanted)
+        active = self._active if sequence.is_guided else self._unguided
+        return active if wanted is None else tuple(drafter for drafter in active if drafter.name == wanted)
+
+    def _those_for(self, sequence: Sequence) -> tuple[Drafter, ...]:
+        """Drafters that are told of the sequence, also those that are switched off."""
+        return self.guides + self.drafters if sequence.is_guided else self.drafters
 
     def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
         """Merge what a drafter proposes into `trees`."""
@@ -200,14 +224,16 @@ class Speculator:
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
                 self._has_proposals = True
-                tree = self._sound(tree).prune(ask.max_nodes, ask.max_depth)
+                tree = self._allowed_of(ask.sequence, self._sound(tree)).prune(ask.max_nodes, ask.max_depth)
                 tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
                     trees[i] = tree
                 elif not (tree.draft_probs or trees[i].draft_probs):  # drawn trees stand alone: the first one stays
                     trees[i] = trees[i].merge(tree)
-        except Exception:
-            self._failed(drafter)
+        except Exception as error:
+            self._failed(drafter, "propose", error)
+        else:
+            self.failures.succeeded(drafter.name, "propose")
 
     def _count(self, outcome: Outcome) -> None:
         tree = outcome.tree
@@ -230,21 +256,24 @@ class Speculator:
         return self.stats.by_drafter.setdefault(name, DrafterStats())
 
     @contextmanager
-    def _guard(self, drafter: Drafter) -> Iterator[None]:
+    def _guard(self, drafter: Drafter, call: str) -> Iterator[None]:
         """A drafter must never take the engine down: what it raises is counted and logged. Its time is counted too."""
         stats, start = self._stats_of(drafter.name), time.perf_counter()
         try:
             yield
-        except Exception:
-            self._failed(drafter)
+        except Exception as error:
+            self._failed(drafter, call, error)
+        else:
+            self.failures.succeeded(drafter.name, call)
         finally:
             stats.seconds += time.perf_counter() - start
 
-    def _failed(self, drafter: Drafter) -> None:
-        """Count and log the exception that is being handled."""
+    def _failed(self, drafter: Drafter, call: str, error: Exception) -> None:
+        """Count and log the exception that is being handled; a drafter that keeps failing is asked no more."""
         self.stats.drafter_errors += 1
         self._stats_of(drafter.name).errors += 1
-        log.exception("drafter %s failed; what it did not propose is decoded plainly", drafter.name)
+        if self.failures.failed(drafter.name, call, error):
+            self._use([other for other in self._active if other is not drafter])
 
     def _sound(self, tree: DraftTree) -> DraftTree:
         """The tree without ids that the target does not know, nor anything below them; none of a tree whose nodes
@@ -258,6 +287,15 @@ class Speculator:
         keep = [row for row in range(1, len(tree)) if not any(tree.ancestors[row] >> b & 1 for b in bad)]
         self.stats.dropped_nodes += len(tree) - 1 - len(keep)
         return tree.keep(keep)
+
+    def _allowed_of(self, sequence: Sequence, tree: DraftTree) -> DraftTree:
+        """The tree without nodes that the request's grammar forbids. Drawn trees stay whole: which of their nodes are
+        verified may not depend on what was drawn."""
+        if sequence.token_mask is None or tree.draft_probs:
+            return tree
+        kept = cut_to_grammar(sequence, tree)
+        self.stats.refused_nodes += tree.num_nodes - kept.num_nodes
+        return kept
 
 
 def committed_rows(batch: Batch, index: int, outcome: Outcome | None) -> list[int]:

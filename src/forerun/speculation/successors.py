@@ -1,4 +1,7 @@
-"""SuccessorTable: for every token, what was likely to follow it the last time; and its file.
+"""SuccessorTable: for every token, what was likely to follow it the last time; its file; and the tables of all tenants.
+
+What one tenant's requests have taught must not reach another's drafts: their speed would tell what others were
+answered. So every salt has a table of its own.
 
 The file belongs to one target: its name is a hash of the target's, and it holds that name's hash, the shape and a
 checksum. Anything else is ignored, because a table can be learned again.
@@ -11,6 +14,7 @@ import logging
 import os
 import struct
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -53,6 +57,11 @@ class SuccessorTable:
             return []
         row: list[int] = self.ids[token].tolist()
         return row if row[-1] != EMPTY else [successor for successor in row if successor != EMPTY]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.ids.nbytes + self.hits.nbytes
 
     # ---- file ----
 
@@ -103,6 +112,39 @@ class SuccessorTable:
             return "its numbers are out of range"
         self.ids, self.hits = ids.copy(), hits.copy()
         return ""
+
+
+class SuccessorTables:
+    """A table for requests without a salt, and one for each salt within a budget of bytes, the least recently used one
+    forgotten first.
+
+    hits  what a new table begins with
+    """
+
+    def __init__(self, vocab_size: int, hits: Seq[float], max_salted_bytes: int) -> None:
+        self._vocab_size, self._hits, self._max_bytes = vocab_size, hits, max_salted_bytes
+        self.unsalted = SuccessorTable(vocab_size, hits)
+        self._salted: OrderedDict[str, SuccessorTable] = OrderedDict()
+
+    @property
+    def salted_bytes(self) -> int:
+        """Memory of all tables but the one without a salt."""
+        return sum(table.num_bytes for table in self._salted.values())
+
+    def of(self, salt: str) -> SuccessorTable | None:
+        """The table of a salt, a new one where there is none; None where not even one fits the budget."""
+        if not salt:
+            return self.unsalted
+        table = self._salted.get(salt)
+        if table is None:
+            table = SuccessorTable(self._vocab_size, self._hits)
+            while self._salted and self.salted_bytes + table.num_bytes > self._max_bytes:
+                self._salted.popitem(last=False)
+            if table.num_bytes > self._max_bytes:
+                return None
+            self._salted[salt] = table
+        self._salted.move_to_end(salt)
+        return table
 
 
 def name_hash(model_name: str) -> bytes:

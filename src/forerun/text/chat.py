@@ -84,13 +84,18 @@ class ChatTemplate:
 
 
 def check_messages(messages: Any) -> None:
-    """Raise RequestError unless `messages` is a non-empty list of {"role": str, "content": str, ...}."""
+    """Raise RequestError unless `messages` is a non-empty list of {"role": str, "content": str, ...}.
+
+    A message that calls tools needs no content.
+    """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             raise RequestError(f"messages[{i}] must be an object with role and content", param="messages")
         for key in ("role", "content"):
+            if key == "content" and message.get("tool_calls") and message.get(key) is None:
+                continue
             if not isinstance(message.get(key), str):
                 raise RequestError(f"messages[{i}].{key} must be a string", param="messages")
 

@@ -21,13 +21,14 @@ from forerun.text.tokenizer import Tokenizer
 class _Characters:
     """Bytes of tokens to whole characters: holds back an incomplete one, takes the first leading space away."""
 
-    def __init__(self, tokenizer: Tokenizer, continues: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, continues: bool, shown: frozenset[int]) -> None:
         self._tokenizer = tokenizer
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._strip = tokenizer.strips_leading_space and not continues
 
     def push(self, token: int) -> str:
-        return self._first(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return self._first(self._decoder.decode(self._tokenizer.token_bytes(token, special=token in self._shown)))
 
     def finish(self) -> str:
         """What an incomplete last character becomes: U+FFFD, or nothing when there is none."""
@@ -109,14 +110,21 @@ class _StopMatcher:
 
 
 class OutputText:
-    """The text of one output, streamed. Control tokens add nothing.
+    """The text of one output, streamed. Control tokens add nothing but where they are `shown`.
 
     `continues` keeps the space before a first word (SentencePiece), which a continuation of text needs and an answer
     does not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
-        self._characters = _Characters(tokenizer, continues)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        continues: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._characters = _Characters(tokenizer, continues, shown)
         self._matcher = _StopMatcher(stop)
         self._pieces: list[str] = []
 
@@ -156,8 +164,15 @@ class LiveText:
     pieces  the text that each token made final; after `finish` one more, if text was held back
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False) -> None:
-        self._output = OutputText(tokenizer, stop, continues=continues)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        continues: bool = False,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._output = OutputText(tokenizer, stop, continues=continues, shown=shown)
         self.pieces: list[str] = []
 
     def push(self, token: int, may_stop: bool) -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from forerun.generation import Choice
+from forerun.results import Choice
 from forerun.server.answer import Answer, collect, logprob_entry, speculation, token_detail, usage
-from forerun.server.asking import chat_request
 from forerun.server.documented import generating
 from forerun.server.errors import failure_of
+from forerun.server.guiding import ask_chat
 from forerun.server.message import deltas_of, finish_reason, message_of
 from forerun.server.reading import ChoiceReader
 from forerun.server.schema.answers import ChatCompletion
@@ -30,7 +30,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=None, responses=generating(ChatCompletion))
 async def chat_completions(body: ChatRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
-    request = await asyncio.to_thread(chat_request, body, service, tenant)
+    request = await ask_chat(body, service, tenant)
     readers = {index: ChoiceReader(body, request, service) for index in range(request.params.n)}
     head = {
         "id": f"chatcmpl-{request.id}",

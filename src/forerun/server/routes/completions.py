@@ -1,6 +1,5 @@
 """POST /v1/completions: text goes on, or the gap before a suffix is filled."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from forerun.generation import Choice, Prompt
+from forerun.generation import Prompt
+from forerun.results import Choice
 from forerun.server.answer import Answer, collect, speculation, token_detail, usage
-from forerun.server.asking import completion_requests
 from forerun.server.completion_logprobs import CompletionLogprobs, join_lists
 from forerun.server.documented import generating
 from forerun.server.errors import failure_of
+from forerun.server.guiding import ask_completions
 from forerun.server.schema.answers import Completion
 from forerun.server.schema.completions import CompletionRequest
 from forerun.server.service import Asker, Service, Serving
@@ -28,7 +28,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/completions", response_model=None, responses=generating(Completion))
 async def completions(body: CompletionRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Continue one or several texts, at once or as a stream of server-sent events."""
-    requests = await asyncio.to_thread(completion_requests, body, service, tenant)
+    requests = await ask_completions(body, service, tenant)
     head = {
         "id": f"cmpl-{requests[0].id}",
         "object": "text_completion",

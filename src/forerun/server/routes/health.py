@@ -1,20 +1,56 @@
-"""GET /health: is the process alive, and does it take requests?"""
+"""GET /health, /health/live and /health/ready: is the process alive, does it take requests, what went wrong so far?"""
 
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
-from forerun.server.service import Serving
+from forerun.server.service import Service, Serving
+
+STUCK_S = 300.0  # a step that takes longer will not end: even long prompts come in chunks
 
 router = APIRouter()
 
 
 @router.get("/health")
 async def health(service: Serving) -> JSONResponse:
-    """200 while the engine's thread runs, 503 when it does not."""
+    """All that is known; 200 when ready, else 503."""
+    document = _document(service)
+    return JSONResponse(document, 200 if document["ready"] else 503)
+
+
+@router.get("/health/live")
+async def live(service: Serving) -> JSONResponse:
+    """200 while the engine's thread runs and makes progress; restart the process when it does not."""
+    is_live = _is_live(service)
+    return JSONResponse({"live": is_live}, 200 if is_live else 503)
+
+
+@router.get("/health/ready")
+async def ready(service: Serving) -> JSONResponse:
+    """200 while requests are taken; 503 also while the server winds down."""
+    is_ready = _is_live(service) and service.engine.accepts
+    return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+
+def _is_live(service: Service) -> bool:
     state = service.engine.health
-    return JSONResponse(
-        {"live": state.alive, "ready": state.alive and service.engine.accepts, "engine": asdict(state)},
-        status_code=200 if state.alive and service.engine.accepts else 503,
-    )
+    return state.alive and state.step_age_s < STUCK_S
+
+
+def _document(service: Service) -> dict[str, Any]:
+    llm, state = service.llm, service.engine.health
+    speculation = llm.engine.speculator
+    return {
+        "live": _is_live(service),
+        "ready": _is_live(service) and service.engine.accepts,
+        "model": service.model_name,
+        "uptime_s": round(service.uptime_s, 3),
+        "generations": {"open": service.engine.num_open, "max": service.engine.max_open},
+        "engine": asdict(state),
+        "drafter_errors": speculation.stats.drafter_errors,
+        "numerics_id": llm.numerics_id,
+        "kv_format": llm.kv_layout.stacks[0].codec,
+        "speculation": speculation.drafter_name,
+    }

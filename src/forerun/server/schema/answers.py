@@ -44,7 +44,7 @@ class PromptDetails(Document):
 
 
 class CompletionDetails(Document):
-    """Of the answer's tokens; accepted and rejected count draft tokens of any drafter."""
+    """Of the answer's tokens; accepted and rejected count draft tokens out of the request's prediction."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from forerun.server.schema.options import Schema
 from forerun.server.schema.refused import unsupported_part
+from forerun.server.schema.strict import Schema
 
 
 def _refuse_by_name(part: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
+from forerun.grammar.source import Grammar
 from forerun.sequence import SamplingParams, SpeculationParams
+from forerun.server.schema.guided import GuidedOptions, ResponseFormat, grammar_of
 from forerun.server.schema.refused import REFUSED_OPTIONS, REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 
 # Options that SamplingParams knows by the same name and whose default it knows best.
 _SAME_NAME = (
@@ -33,12 +36,6 @@ def only_false(name: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-class Schema(BaseModel):
-    """Strict: no unknown fields, no silent conversion, no NaN."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class SpeculationOptions(Schema):
@@ -76,7 +73,7 @@ class HarmlessOptions(Schema):
         return {key: value for key, value in given.items() if not (value is None and key in REFUSED_OPTIONS)}
 
 
-class SamplingOptions(HarmlessOptions):
+class SamplingOptions(HarmlessOptions, GuidedOptions):
     """Sampling and forerun's own options. An option that is null is as one that is left out."""
 
     model: str = Field(description="the served model's name")
@@ -97,7 +94,9 @@ class SamplingOptions(HarmlessOptions):
     min_tokens: int | None = Field(None, ge=0, le=_LARGEST, description="no end of any kind before so many tokens")
     ignore_eos: bool | None = Field(None, description="do not end at the model's own end of text")
     cache_salt: str | None = Field(None, description="requests with different salts share no cached prefix")
-    priority: int | None = Field(None, ge=-_LARGEST, le=_LARGEST, description="lower is served first; default 0")
+    priority: int | None = Field(
+        None, ge=-1000, le=1000, description="lower goes first; a level is worth 30 s of waiting; default 0"
+    )
     speculation: SpeculationOptions | None = Field(None, description="how this request is drafted for")
     token_details: bool | None = Field(None, description="adds per token: id, text, drafter, log-probability")
 
@@ -126,6 +125,12 @@ class GenerationOptions(SamplingOptions):
 
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="choices for each prompt")
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = Field(None, description="text, or JSON of any or of a given form")
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the answer must be, None for any text. Raises RequestError."""
+        return grammar_of(self, self.response_format)
 
     @property
     def wants_usage(self) -> bool:

@@ -8,8 +8,10 @@ from pydantic_core import PydanticCustomError
 from forerun.errors import RequestError
 from forerun.server.schema.chat import ChatMessage, ChatRequest
 from forerun.server.schema.content import InputContent
-from forerun.server.schema.options import SamplingOptions, Schema, only_false
+from forerun.server.schema.guided import FlatSchemaFormat, JsonSchemaFormat, NamedSchema, ResponseFormat, TextFormat
+from forerun.server.schema.options import SamplingOptions, only_false
 from forerun.server.schema.refused import REFUSED_VALUES
+from forerun.server.schema.strict import Schema
 
 
 def _no_tools(tools: list[Any] | None) -> list[Any] | None:
@@ -51,22 +53,24 @@ class InputReasoning(Schema):
     encrypted_content: None = None
 
 
-class TextFormat(Schema):
-    """Plain text."""
-
-    type: Literal["text"]
-
-
 class TextOptions(Schema):
     """The form of the answer."""
 
     format: TextFormat | None = None
 
+    @property
+    def response_format(self) -> ResponseFormat | None:
+        """The same as a chat writes it."""
+        if not isinstance(self.format, FlatSchemaFormat):
+            return self.format
+        schema = NamedSchema.model_validate(self.format.model_dump(by_alias=True, exclude={"type"}))
+        return JsonSchemaFormat(type="json_schema", json_schema=schema)
+
 
 def _message(
     role: Literal["system", "developer", "user", "assistant"], text: str, thought: str | None = None
 ) -> ChatMessage:
-    return ChatMessage(role=role, content=text, name=None, reasoning_content=thought)
+    return ChatMessage(role=role, content=text, reasoning_content=thought)
 
 
 class ResponseStreamOptions(Schema):
@@ -106,6 +110,7 @@ class ResponseRequest(SamplingOptions):
             logprobs=logprobs,
             top_logprobs=self.top_logprobs,
             chat_template_kwargs=self.chat_template_kwargs,
+            response_format=self.text.response_format if self.text is not None else None,
         )
 
     def _messages(self) -> list[ChatMessage]:

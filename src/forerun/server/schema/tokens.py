@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from forerun.server.schema.chat import ChatMessage
-from forerun.server.schema.options import Schema
+from forerun.server.schema.strict import Schema
 
 
 class TokenizeRequest(Schema):

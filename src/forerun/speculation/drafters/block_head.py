@@ -36,9 +36,10 @@ from forerun.models.heads import STATE, block, inject
 from forerun.sequence import Sequence
 from forerun.speculation.best_first import best_first
 from forerun.speculation.candidates import Candidates
+from forerun.speculation.chooser import Chooser
 from forerun.speculation.draft_rows import SequenceRows, make_rows, split_rows
 from forerun.speculation.drafter import Ask, Computed, Seen, register
-from forerun.speculation.head_drafting import PASS_ROWS, Chooser, check_options, head_limits
+from forerun.speculation.head_drafting import PASS_ROWS, check_options, head_limits
 from forerun.speculation.head_kv import HeadKv
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
@@ -66,7 +67,9 @@ class BlockHeadDrafter:
 
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
         layers = self._open(host).spec.layers
-        return (KvStack(self.name, len(layers), layers[0].mixer.num_kv_heads, layers[0].mixer.head_dim),)
+        return (
+            KvStack(self.name, len(layers), layers[0].mixer.num_kv_heads, layers[0].mixer.head_dim, host.kv_format),
+        )
 
     def captures(self, host: DraftHost) -> Seq[int]:
         return self._open(host).spec.captures

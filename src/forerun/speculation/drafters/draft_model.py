@@ -10,7 +10,8 @@ Options
                   errors cost is acceptance, never a token)
     vocabulary    N: of its output matrix the N tokens of lowest id, control tokens, and those of the running texts
                   (trimmed_vocabulary); 0: all; left out: 32768 with match "exact", else all
-    match         "exact": its token ids are the target's, and its KV lies in the target's blocks, in their format.
+    kv_format     how its keys and values are stored: "bf16", "fp32", or "target": as the target's
+    match         "exact": its token ids are the target's, and its KV lies in the target's blocks.
                   "intersection" or "text": it has another tokenizer (foreign_vocabulary) and a KV store of its own
     sequences     with another tokenizer: sequences that it can draft for at a time, each with KV for a whole context
 
@@ -23,7 +24,7 @@ from functools import partial
 from typing import TypeVar
 
 from forerun.backends.base import Ops, ProgramSpec
-from forerun.cache.layout import KvStack
+from forerun.cache.layout import CODEC_BYTES, KvStack
 from forerun.errors import UsageError
 from forerun.models import decoder
 from forerun.models.kv import kv_stack
@@ -43,6 +44,7 @@ V = TypeVar("V")
 
 WEIGHTS = ("file", "bf16", "int8", "int4")
 KEPT_TOKENS = 32768
+AS_TARGET = "target"
 MATCHES = ("exact", "intersection", "text")
 
 
@@ -60,6 +62,7 @@ class ModelDrafter:
         min_survival: float = 0.0,
         weights: str = "int4",
         vocabulary: int | None = None,
+        kv_format: str = AS_TARGET,
         match: str = "exact",
         sequences: int = 4,
     ) -> None:  # size: one argument an option
@@ -69,11 +72,13 @@ class ModelDrafter:
         _check(0.0 <= min_survival < 1.0, "min_survival", "at least 0 and below 1", min_survival)
         _check(weights in WEIGHTS, "weights", f"one of {', '.join(WEIGHTS)}", weights)
         _check(vocabulary is None or vocabulary >= 0, "vocabulary", "at least 0 (0 is all)", vocabulary)
+        formats = (AS_TARGET, *CODEC_BYTES)
+        _check(kv_format in formats, "kv_format", f"one of {', '.join(formats)}", kv_format)
         _check(match in MATCHES, "match", f"one of {', '.join(MATCHES)}", match)
         _check(sequences >= 1, "sequences", "at least 1", sequences)
         _check(match == "exact" or not vocabulary, "vocabulary", f"0 with match={match}", vocabulary)
         _check(match != "text" or width == 1, "width", "1 with match=text, which drafts chains", width)
-        self._reference, self._weights = model, weights
+        self._reference, self._weights, self._kv_format = model, weights, kv_format
         self._kept = KEPT_TOKENS if vocabulary is None else vocabulary
         self._match, self._num_sequences = match, sequences
         self._settings = DraftSettings(self.name, False, width, max_depth, min_survival)
@@ -84,8 +89,12 @@ class ModelDrafter:
     # ---- where it lives ----
 
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
-        stack = kv_stack(self.name, self._open(host).model.spec)
+        stack = self._stack(host)
         return (stack,) if self._match == "exact" else ()
+
+    def _stack(self, host: DraftHost) -> KvStack:
+        codec = host.kv_format if self._kv_format == AS_TARGET else self._kv_format
+        return kv_stack(self.name, self._open(host).model.spec, codec)
 
     def load(self, host: DraftHost, first_kv_layer: int) -> None:
         draft = self._open(host)
@@ -118,8 +127,7 @@ class ModelDrafter:
         vocabulary = (IntersectionVocabulary if self._match == "intersection" else TextVocabulary)(
             host.target, draft, spec.vocab_size
         )
-        store, stack = host.layout, kv_stack(self.name, spec)
-        layout = private_layout(stack, self._num_sequences, limits.max_model_len, store.block_size, store.codec)
+        layout = private_layout(self._stack(host), self._num_sequences, limits.max_model_len, host.layout.block_size)
         kv = PrivateKv(layout, self._num_sequences, vocabulary, host.target.vocabulary, draft.vocabulary)
         program = host.backend.add_program(
             ProgramSpec(self.name, draft.model, partial(_logits, spec=spec), limits, self._weights, kv=layout)

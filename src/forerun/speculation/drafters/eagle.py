@@ -54,7 +54,7 @@ class EagleDrafter:
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
         spec = self._open(host).spec
         mixer = spec.layers[0].mixer
-        return (KvStack(self.name, len(spec.layers), mixer.num_kv_heads, mixer.head_dim),)
+        return (KvStack(self.name, len(spec.layers), mixer.num_kv_heads, mixer.head_dim, host.kv_format),)
 
     def captures(self, host: DraftHost) -> Seq[int]:
         return self._open(host).spec.captures

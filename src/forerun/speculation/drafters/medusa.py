@@ -29,9 +29,10 @@ from forerun.models.heads import MedusaSpec, medusa, scores_name
 from forerun.sequence import Sequence
 from forerun.speculation.best_first import best_first
 from forerun.speculation.candidates import Candidates
+from forerun.speculation.chooser import Chooser
 from forerun.speculation.draft_rows import SequenceRows, make_rows
 from forerun.speculation.drafter import Ask, Computed, Seen, register
-from forerun.speculation.head_drafting import Chooser, check_options, head_limits
+from forerun.speculation.head_drafting import check_options, head_limits
 from forerun.speculation.head_kv import follow, is_complete
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
@@ -112,11 +113,10 @@ class MedusaDrafter:
     def _tree(self, ask: Ask, scores: Seq[Float32]) -> DraftTree | None:
         """scores  [C] of each depth"""
         chooser = Chooser(ask.sequence, self._columns, self._width, self._host)
-        depends_on_path = ask.sequence.params.has_penalties or chooser.is_drawn
         by_depth: dict[int, Candidates] = {}  # heads do not see what the others guess
 
         def expand(path: Seq[int]) -> Candidates:
-            found = None if depends_on_path else by_depth.get(len(path))
+            found = None if chooser.depends_on_path else by_depth.get(len(path))
             if found is None:
                 found = by_depth[len(path)] = chooser.successors(scores[len(path)], path)
             return found

@@ -1,5 +1,5 @@
-// Linear layers over packed weights by VPDPWSSD: codes times inputs of 16 bits, whole numbers that add up exactly in
-// any order. Each sum of a tile is scaled in float32 while it is added up:
+// Linear layers over packed weights: codes times inputs of 16 bits, whole numbers that add up exactly in any order.
+// Each sum of a tile is scaled in float32 while it is added up:
 //
 //   total = 0
 //   for each group of 256 inputs in ascending order
@@ -10,21 +10,15 @@
 //
 // An output is one lane of one total, and the order is the same on all paths, hence the bits.
 //
-// Codes are unpacked in registers for a block of up to eight rows and two panels, and again for the next block. While
-// the first block passes over a pair of panels, the next pair comes from memory, in the order in which it lies there:
-// read as they are multiplied, two panels would be two streams, which memory delivers more slowly than one.
+// Codes are unpacked in registers for a block of rows and panels, as many as the registers hold, and again for the next
+// block. The first block prefetches, and always one stream, which memory delivers faster than several: where a block
+// has two panels, the next pair in the order in which it lies in memory, else what lies 2 KB ahead.
 
-constexpr int kBlockRows = 8;
-constexpr int kBlockPanels = 2;
+constexpr size_t kPanelAhead = 2048;  // bytes between the tile in use and the one prefetched, of a single panel
 constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
 
 template <TileFormat F>
 constexpr int kGroupTiles = kQuantisedInputs / tile_shape(F).inputs;
-
-// Sums that a row keeps apart, so that few rows need not wait for one product after the other.
-constexpr int chains_of(int rows) {
-    return rows == 1 ? 4 : rows == 2 ? 2 : 1;
-}
 
 template <class Each>
 FORERUN_INLINE void clear(Each& values) {
@@ -46,30 +40,30 @@ struct InputRows {
 
 // What the sum of a tile begins with: the zero code, taken off every input.
 template <TileFormat F>
-FORERUN_INLINE __m512i first_sum(const InputRows& rows, int row, int tile) {
+FORERUN_INLINE Words first_sum(const InputRows& rows, int row, int tile) {
     constexpr int kInputs = tile_shape(F).inputs, kZeroCode = tile_shape(F).zero_code;
-    if constexpr (kZeroCode == 0) return _mm512_setzero_si512();
+    if constexpr (kZeroCode == 0) return same_words(0);
     const InputFacts& facts = rows.facts_of(row, tile * kInputs);
     const int32_t minus_sum = kInputs == kTileDepth ? facts.minus_first + facts.minus_last
                               : tile % 2 == 0       ? facts.minus_first
                                                     : facts.minus_last;
-    return _mm512_set1_epi32(kZeroCode * minus_sum);
+    return same_words(kZeroCode * minus_sum);
 }
 
 template <int PANELS, int ROWS>
 struct MultiplyPairs {
-    static constexpr int kChains = chains_of(ROWS);
-    __m512i (&sum)[PANELS][ROWS][kChains];
+    static constexpr int kChains = pair_chains(ROWS);
+    Words (&sum)[PANELS][ROWS][kChains];
     const uint16_t* x[ROWS];
 
     template <int CHAIN>
-    FORERUN_MEMBER void operator()(int p, int pair, __m512i codes) {
+    FORERUN_MEMBER void operator()(int p, int pair, Words codes) {
         FORERUN_UNROLL
         for (int r = 0; r < ROWS; ++r) {
             int32_t inputs;
             __builtin_memcpy(&inputs, x[r] + 2 * pair, sizeof inputs);
-            __m512i& to = sum[p][r][CHAIN % kChains];
-            to = _mm512_dpwssd_epi32(to, codes, _mm512_set1_epi32(inputs));
+            Words& to = sum[p][r][CHAIN % kChains];
+            to = add_products(to, codes, inputs);
         }
     }
 };
@@ -79,9 +73,9 @@ template <TileFormat F, int ROWS, int PANELS>
 FORERUN_INLINE void add_tile(const InputRows& rows, const uint8_t* panels, size_t panel_bytes, int tile,
                              Vec (&part)[PANELS][ROWS]) {
     static constexpr TileShape kShape = tile_shape(F);
-    constexpr int kChains = chains_of(ROWS);
+    constexpr int kChains = pair_chains(ROWS);
     const uint8_t* const at = panels + tile_offset(kShape, tile);
-    __m512i sum[PANELS][ROWS][kChains];
+    Words sum[PANELS][ROWS][kChains];
     MultiplyPairs<PANELS, ROWS> multiply{sum, {}};
     FORERUN_UNROLL
     for (int r = 0; r < ROWS; ++r) {
@@ -89,7 +83,7 @@ FORERUN_INLINE void add_tile(const InputRows& rows, const uint8_t* panels, size_
         for (int p = 0; p < PANELS; ++p) {
             FORERUN_UNROLL
             for (int c = 0; c < kChains; ++c)
-                sum[p][r][c] = c == 0 ? first_sum<F>(rows, r, tile) : _mm512_setzero_si512();
+                sum[p][r][c] = c == 0 ? first_sum<F>(rows, r, tile) : same_words(0);
         }
         multiply.x[r] = rows.x + static_cast<size_t>(r) * rows.ldx + static_cast<size_t>(tile) * kShape.inputs;
         // Or the compiler keeps an address for every pair of every row, most of them in memory.
@@ -104,8 +98,8 @@ FORERUN_INLINE void add_tile(const InputRows& rows, const uint8_t* panels, size_
         for (int r = 0; r < ROWS; ++r) {
             FORERUN_UNROLL
             for (int c = 1; c < kChains; ++c)
-                sum[p][r][0] = _mm512_add_epi32(sum[p][r][0], sum[p][r][c]);
-            part[p][r] = fma({_mm512_cvtepi32_ps(sum[p][r][0])}, scales.scale, part[p][r]);
+                sum[p][r][0] = sum[p][r][0] + sum[p][r][c];
+            part[p][r] = fma(to_float(sum[p][r][0]), scales.scale, part[p][r]);
             if constexpr (has_minimum(F)) {
                 const Vec inputs = broadcast(rows.facts_of(r, tile * kShape.inputs).sum);
                 part[p][r] = fma(inputs, scales.minimum, part[p][r]);
@@ -121,7 +115,7 @@ FORERUN_INLINE bool streams_outputs(const PackedLinearArgs& args) {
 // Streams, or the cache line would be read before it is written.
 FORERUN_INLINE void store_output(float* to, Vec result, int lanes, bool streams) {
     if (streams && lanes >= kLanes && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
-        _mm512_stream_ps(to, result.v);
+        stream(to, result);
     } else {
         store_first(to, result, lanes);
     }
@@ -133,7 +127,7 @@ static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
     static constexpr TileShape kShape = tile_shape(F);
     constexpr size_t kTileShare = PANELS * (group_bytes(kShape) / kShape.group_tiles);  // with its part of a header
     const uint8_t* const panels = args.panels + static_cast<size_t>(panel) * args.panel_bytes;
-    const uint8_t* next = panels + PANELS * args.panel_bytes;
+    const uint8_t* next = panels + (kPairPanels == 1 ? kPanelAhead : PANELS * args.panel_bytes);
     const size_t first = static_cast<size_t>(row), ldf = args.sum_floats / (kLanes * kFactsPerTile);
     const InputRows rows = {args.x + first * args.ldx, args.ldx,
                             reinterpret_cast<const InputFacts*>(args.sums) + first * ldf, ldf};
@@ -181,8 +175,8 @@ static void multiply_block(const PackedLinearArgs& args, int row, int rows, int 
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return multiply_block<F, ROWS - 1>(args, row, rows, panel, panels);
     }
-    if (panels == kBlockPanels) {
-        multiply_packed<F, ROWS, kBlockPanels>(args, row, panel);
+    if (panels == kPairPanels) {
+        multiply_packed<F, ROWS, kPairPanels>(args, row, panel);
     } else {
         multiply_packed<F, ROWS, 1>(args, row, panel);
     }
@@ -190,13 +184,13 @@ static void multiply_block(const PackedLinearArgs& args, int row, int rows, int 
 
 static void linear_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char*) {
     with_format(args.format, [&]<TileFormat F> {
-        for (int panel = panel_begin; panel < panel_end; panel += kBlockPanels) {
-            const int panels = panel_end - panel < kBlockPanels ? panel_end - panel : kBlockPanels;
-            for (int row = 0; row < args.rows; row += kBlockRows) {
+        for (int panel = panel_begin; panel < panel_end; panel += kPairPanels) {
+            const int panels = panel_end - panel < kPairPanels ? panel_end - panel : kPairPanels;
+            for (int row = 0; row < args.rows; row += kPairRows) {
                 const int left = args.rows - row;
-                multiply_block<F, kBlockRows>(args, row, left < kBlockRows ? left : kBlockRows, panel, panels);
+                multiply_block<F, kPairRows>(args, row, left < kPairRows ? left : kPairRows, panel, panels);
             }
         }
     });
-    if (streams_outputs(args)) _mm_sfence();  // before other threads are told
+    if (streams_outputs(args)) finish_streams();  // before other threads are told
 }

@@ -1,0 +1,54 @@
+"""GrammarMask: the matcher of one running choice, and the looks ahead along its drafts."""
+
+import llguidance
+import numpy as np
+import numpy.typing as npt
+
+
+class GrammarMask:
+    """A sequence.TokenMask, and one that knows what must come next.
+
+    num_words  words of a mask: ceil(V / 32)
+    end        the id that ends a text, first among those that do
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, num_words: int, end: int) -> None:
+        self._matcher, self._num_words, self._end = matcher, num_words, end
+
+    def allowed(self) -> npt.NDArray[np.uint32]:
+        """[ceil(V / 32)] tokens that may come next. Where the text may end, those that end it are among them.
+
+        Raises RuntimeError when the grammar takes more than its limits here.
+        """
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        self._check()
+        return mask[: self._num_words]
+
+    def advance(self, token: int) -> None:
+        """Take one more token. Raises RuntimeError for one that is not allowed."""
+        if not self._matcher.consume_token(token):
+            self._check()
+
+    def fork(self) -> "GrammarMask":
+        return GrammarMask(self._matcher.deep_copy(), self._num_words, self._end)
+
+    def forced(self) -> list[int]:
+        """Tokens that come next as the grammar leaves no choice of text, spelled as the tokenizer would; may be empty.
+
+        Where text is forced the mask allows this spelling of it, so it is hardly ever wrong. It is a draft and no
+        promise: behind other tokens the rest may be spelled in another way.
+        """
+        ahead = self._matcher.deep_copy()
+        tokens = ahead.compute_ff_tokens()
+        taken = ahead.try_consume_tokens(tokens) if tokens else 0
+        return [*tokens[:taken], self._end] if ahead.is_stopped() and not ahead.is_error() else tokens[:taken]
+
+    @property
+    def may_end(self) -> bool:
+        """True where the text so far is a whole one."""
+        return self._matcher.is_accepting()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            lines = self._matcher.get_error().splitlines() or ["unknown"]
+            raise RuntimeError(f"the grammar cannot go on here: {lines[0]}")

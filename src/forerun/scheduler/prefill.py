@@ -1,0 +1,42 @@
+"""How much of the waiting prompts joins a step in which others decode, and how prompts share it.
+
+A step with prefill may take `prefill_slowdown` times what plain decoding of its other sequences takes: that bounds the
+time between two tokens of theirs, whatever the model and the machine. The rest of the time is the prompts', so with a
+factor of f they get 1 - 1/f of it. Where the step would be plain anyway it is all theirs.
+"""
+
+from collections.abc import Sequence as Seq
+
+from forerun.sampling.prompt_scores import num_unscored
+from forerun.scheduler.step_time import StepTime
+from forerun.sequence import Sequence
+
+MIN_ROWS = 1  # that prompts advance per step, all together, however long the step is predicted to take
+
+
+def rows_beside(decoding: Seq[Sequence], prefilling: Seq[Sequence], step_time: StepTime, slowdown: float) -> int:
+    """Rows of prefill that a step of decoding sequences may take."""
+    plain_s = step_time.predict(len(decoding), sum(len(sequence.tokens) for sequence in decoding))
+    context = max(sequence.num_computed for sequence in prefilling)
+    within = step_time.rows_within((slowdown - 1) * plain_s, context, sum(s.num_pending for s in prefilling))
+    return max(within, MIN_ROWS, len(prefilling))
+
+
+def divide(rows: int, outputs: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:
+    """(sequence, rows) of each. They share evenly; what a short prompt leaves over goes to the longer ones.
+
+    outputs    rows whose logits may be computed beside the last one of each, for prompts whose tokens are scored
+    max_chunk  most rows of one, 0 for no limit
+    """
+    shares = []
+    waiting = sorted(prefilling, key=lambda sequence: (sequence.num_pending, sequence.id))
+    for index, sequence in enumerate(waiting):
+        part = -(-rows // (len(waiting) - index))
+        count = min(sequence.num_pending, part, max_chunk or part)
+        if num_unscored(sequence):  # rows behind those already scored are outputs
+            scored = len(sequence.prompt_logprobs) - sequence.num_computed
+            count = min(count, scored + 1 + outputs)
+            outputs -= max(0, count - scored - 1)
+        rows -= count
+        shares.append((sequence, count))
+    return shares

@@ -1,0 +1,60 @@
+"""GET /v1/dashboard and /v1/dashboard/stream: what the engine is doing, for people."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse, Response
+
+from forerun.server.async_engine import AsyncEngine
+from forerun.server.dashboard import INTERVAL_S
+from forerun.server.dashboard_feed import SharedSampling
+from forerun.server.dashboard_snapshot import Snapshots
+from forerun.server.sse import stream_response
+from forerun.server.streams import StreamGroup
+
+RECENT_INTERVALS = 12  # in every sample of the stream, so that who misses some samples misses no interval
+
+router = APIRouter()
+
+
+class Dashboard:
+    """Snapshots of an engine, one by one or as a stream that all watchers share."""
+
+    def __init__(self, engine: AsyncEngine, snapshots: Snapshots) -> None:
+        self._engine, self._snapshots = engine, snapshots
+        self.sampling = SharedSampling(
+            lambda: engine.call(lambda: snapshots.take(RECENT_INTERVALS)), INTERVAL_S, lambda: engine.accepts
+        )
+
+    async def snapshot(self) -> dict[str, Any]:
+        """The present state and the last minute."""
+        return await self._engine.call(self._snapshots.take)
+
+    async def documents(self) -> AsyncIterator[dict[str, Any]]:
+        """A snapshot with the last minute, then one with the last seconds for every interval."""
+        yield await self.snapshot()
+        async with aclosing(self.sampling.watch()) as samples:
+            async for sample in samples:
+                yield sample
+
+
+def _dashboard(request: Request) -> Dashboard:
+    dashboard: Dashboard = request.app.state.dashboard
+    return dashboard
+
+
+Watched = Annotated[Dashboard, Depends(_dashboard)]
+
+
+@router.get("/v1/dashboard")
+async def dashboard(watched: Watched) -> JSONResponse:
+    """One snapshot."""
+    return JSONResponse(await watched.snapshot(), headers={"Cache-Control": "no-store"})
+
+
+@router.get("/v1/dashboard/stream", response_model=None)
+async def dashboard_stream(watched: Watched) -> Response:
+    """Snapshots as server-sent events, four a second, until the client leaves or the server stops."""
+    return stream_response(watched.documents(), StreamGroup(()))

@@ -1,0 +1,13 @@
+"""GET /metrics: for Prometheus."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+router = APIRouter()
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """All metrics, as text."""
+    page, content_type = request.app.state.operations.metrics.page(request.headers.get("accept"))
+    return Response(page, media_type=None, headers={"Content-Type": content_type})

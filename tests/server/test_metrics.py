@@ -1,0 +1,157 @@
+"""Metrics: they count what clients saw, cost nothing worth mentioning, and the dashboard asks for what exists."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from forerun.config import SpeculationConfig
+from forerun.server.metrics import Metrics
+from tests.server.conftest import MODEL, Server, serving, tiny_llm
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+@pytest.fixture
+def fresh(tiny_model: Path) -> Iterator[Server]:
+    """A server that drafts for every token, so that there is something to count."""
+    with serving(tiny_llm(tiny_model, SpeculationConfig("ngram", budget="fixed"))) as running:
+        yield running
+
+
+def read(server: Server) -> dict[tuple[str, frozenset], float]:
+    """Samples by name and labels."""
+    families = text_string_to_metric_families(server.http.get("/metrics").text)
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def total(samples: dict, name: str, **labels: str) -> float:
+    """Sum over the series that have these labels."""
+    found = [value for (one, has), value in samples.items() if one == name and labels.items() <= dict(has).items()]
+    assert found, f"no series {name} {labels}"
+    return sum(found)
+
+
+def ask(server: Server, text: str = "one two one two one two", **options) -> dict[str, Any]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 40, "temperature": 0}
+    return server.http.post("/v1/chat/completions", json=body | {"ignore_eos": True} | options).json()
+
+
+def test_tokens_and_requests_are_those_that_clients_saw(fresh, wait_until):
+    usages = [ask(fresh)["usage"], ask(fresh)["usage"], ask(fresh, n=3, seed=1, temperature=1)["usage"]]
+    ask(fresh, temperature=7)
+    wait_until(lambda: total(read(fresh), "forerun_generations_total") == 5)
+    samples = read(fresh)
+    assert total(samples, "forerun_output_tokens_total") == sum(usage["completion_tokens"] for usage in usages) == 200
+    hits = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages]
+    assert total(samples, "forerun_prefix_hit_tokens_total") >= sum(hits) > 0
+    assert total(samples, "forerun_prompt_tokens_total") == 5 * usages[0]["prompt_tokens"]
+    route = "/v1/chat/completions"
+    assert total(samples, "forerun_http_requests_total", route=route, status="200") == 3
+    assert total(samples, "forerun_rejected_requests_total", reason="invalid_value") == 1
+    assert total(samples, "forerun_generations_total", finish="length") == 5
+    for name in ("queue", "prefill", "time_to_first_token", "decode", "generation", "time_per_output_token"):
+        assert total(samples, f"forerun_{name}_seconds_count") == 5
+    assert 0 < total(samples, "forerun_inter_token_seconds_count") <= 195
+    assert total(samples, "forerun_time_to_first_token_seconds_sum") < total(samples, "forerun_generation_seconds_sum")
+
+
+def test_speculation_adds_up(fresh):
+    details = [
+        ask(fresh, text=f"{word} one two one two one two")["usage"]["completion_tokens_details"] for word in "abc"
+    ]
+    samples = read(fresh)
+    accepted = total(samples, "forerun_accepted_tokens_total", drafter="ngram")
+    drafted = total(samples, "forerun_drafted_tokens_total", drafter="ngram")
+    assert accepted == sum(one["accepted_prediction_tokens"] for one in details) > 0
+    assert drafted == accepted + sum(one["rejected_prediction_tokens"] for one in details)
+    assert total(samples, "forerun_drafted_tokens_at_total", drafter="ngram") == drafted
+    assert total(samples, "forerun_accepted_tokens_at_total", drafter="ngram") == accepted
+    first = total(samples, "forerun_accepted_tokens_at_total", drafter="ngram", position="1")
+    assert first == max(value for (name, _), value in samples.items() if name == "forerun_accepted_tokens_at_total")
+    stats = fresh.llm.engine.stats
+    assert total(samples, "forerun_steps_total") == total(samples, "forerun_step_seconds_count") == stats.steps
+    assert total(samples, "forerun_step_rows_sum") == stats.rows
+
+
+def test_decisions_have_the_allocators_own_reasons(tiny_model):
+    with serving(tiny_llm(tiny_model)) as server:
+        for word in "abcd":
+            ask(server, text=f"{word} one two one two one two")
+        decisions = dict(server.llm.engine.speculator.stats.decisions)
+        samples = read(server)
+    assert decisions
+    for reason, count in decisions.items():
+        assert total(samples, "forerun_allocator_decisions_total", reason=reason) == count
+    assert total(samples, "forerun_guard_off") in (0, 1)
+
+
+def test_blocks_add_up_and_queues_are_empty_at_rest(fresh, wait_until):
+    ask(fresh)
+    wait_until(lambda: not fresh.llm.engine.has_work)
+    samples = read(fresh)
+    assert total(samples, "forerun_kv_blocks") == fresh.llm.kv_layout.num_blocks
+    assert total(samples, "forerun_kv_blocks", state="owned") == 0
+    assert total(samples, "forerun_running") == total(samples, "forerun_waiting") == 0
+    assert total(samples, "forerun_memory_bytes", use="kv") > 0
+    assert total(samples, "process_resident_memory_bytes") > 0
+    assert total(samples, "forerun_info", kv_format="bf16", numerics_id=fresh.llm.numerics_id, model=MODEL) == 1
+
+
+def test_clients_cannot_make_series(fresh):
+    for path in ("/a", "/b/c", "/v1/models/x", "/v1/models/y"):
+        fresh.http.get(path)
+    fresh.http.request("BREW", "/v1/models")
+    samples = read(fresh)
+    named = {dict(labels).get("route") for (name, labels) in samples if name == "forerun_http_requests_total"}
+    assert named <= {"unmatched", "/v1/models/{model:path}", "/v1/models", "/metrics"}
+    assert total(samples, "forerun_http_requests_total", method="other") == 1
+
+
+def test_every_form_that_prometheus_asks_for(fresh):
+    openmetrics = fresh.http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert openmetrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert openmetrics.text.endswith("# EOF\n")
+    assert fresh.http.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+def test_nothing_global_is_registered():
+    first, second = Metrics(), Metrics()
+    first.output_tokens.inc(5)
+    assert b"forerun_output_tokens_total 0.0" in second.page(None)[0]
+    assert b"forerun" not in prometheus_client.generate_latest()
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist(tiny_model):
+    with serving(tiny_llm(tiny_model)) as server:
+        for word in "abcdefgh":
+            ask(server, text=f"{word} one two one two one two")
+        ask(server, temperature=7)
+        known = {name for name, _ in read(server)}
+    asked = set()
+    dashboard = json.loads((DEPLOY / "grafana" / "forerun.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    expressions += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    expressions += re.findall(r"expr: (.*)", (DEPLOY / "prometheus" / "alerts.yml").read_text())
+    for expression in expressions:
+        asked |= set(re.findall(r"\b(?:forerun|process|python)_\w+", expression))
+    assert len(asked) > 25
+    assert asked - known == set()
+
+
+def test_every_metric_is_described(fresh):
+    ask(fresh)
+    page = (DEPLOY.parent / "docs" / "how-to" / "observe.md").read_text()
+    families = {family.name for family in text_string_to_metric_families(fresh.http.get("/metrics").text)}
+    described = {name.removesuffix("_total") for name in re.findall(r"\bforerun_\w+", page)}
+    missing = {name for name in families if name.startswith("forerun_") and not name.endswith("_created")} - described
+    assert missing == set()
