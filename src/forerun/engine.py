@@ -146,12 +146,6 @@ class Engine:
         return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
 
     @property
-    def verification(self) -> dict[str, str | bool]:
-        """How drafts are verified, and what that promises."""
-        verifier = self._verifier
-        return {"name": verifier.name, "repeats_seeds": verifier.is_seeded, "is_lossy": verifier.is_lossy}
-
-    @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
 

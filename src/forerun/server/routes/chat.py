@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from collections.abc import Sequence as Seq
