@@ -25,7 +25,19 @@ class Process:
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "forerun", "serve", "--port", "0", "--log-format", "json", *words],
+            [
+                sys.executable,
+                "-m",
+                "forerun",
+                "serve",
+                "--served-model-name",
+                "tiny",
+                "--port",
+                "0",
+                "--log-format",
+                "json",
+                *words,
+            ],
             stderr=subprocess.PIPE,
             text=True,
             env=environment,

@@ -29,10 +29,10 @@ def test_a_route_that_fails_is_a_500_with_its_id_and_no_detail(tiny_model, monke
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         with monkeypatch.context() as broken:
 
-            def fail(_messages):
+            def fail(*_arguments):
                 raise RuntimeError("a bug with a secret")
 
-            broken.setattr(server.llm, "chat_prompt", fail)
+            broken.setattr("forerun.server.routes.chat.ask_chat", fail)
             answer = server.http.post("/v1/chat/completions", json=body)
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "internal_error"

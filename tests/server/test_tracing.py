@@ -83,7 +83,7 @@ def test_refusals_and_failures(traced, wait_until, monkeypatch):
     (span,) = spans(traced, wait_until)
     assert (span.attributes["error.type"], span.status.status_code) == ("invalid_value", StatusCode.UNSET)
     with monkeypatch.context() as broken:
-        broken.setattr(server.llm, "chat_prompt", lambda _messages: 1 / 0)
+        broken.setattr("forerun.server.routes.chat.ask_chat", lambda *_arguments: 1 / 0)
         ask(server)
     (span,) = spans(traced, wait_until)
     assert span.status.status_code is StatusCode.ERROR

@@ -21,7 +21,7 @@ from forerun.server.service import Tenant
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/", "/favicon.ico", "/health", "/health/live", "/health/ready")
-OPEN_PREFIXES = ("/web/",)  # the page's own files; what it shows comes from paths that need a key
+OPEN_PREFIXES = ("/page/",)  # the page's own files; what it shows comes from paths that need a key
 
 
 @dataclass(frozen=True)

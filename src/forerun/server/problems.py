@@ -33,6 +33,8 @@ def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
     """Where in the body, without the names of the schema's alternatives."""
     place: list[str | int] = []
     parts = [part for part in problem["loc"] if part != "body"]
+    if parts[-1:] == ["[key]"]:  # a map's key is at fault, which is no place of its own
+        parts = parts[:-2]
     for part in parts:
         is_last = part is parts[-1]
         if isinstance(body, dict) and isinstance(part, str):

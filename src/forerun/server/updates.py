@@ -52,7 +52,13 @@ def merged(updates: Seq[ChoiceUpdate]) -> list[ChoiceUpdate]:
     if len(by_index) == len(updates):
         return list(updates)
     return [
-        ChoiceUpdate(index, tuple(token for part in parts for token in part.tokens), parts[-1].tail, parts[-1].choice)
+        ChoiceUpdate(
+            index,
+            tuple(token for part in parts for token in part.tokens),
+            parts[-1].tail,
+            parts[-1].choice,
+            parts[0].prompt_logprobs,
+        )
         for index, parts in by_index.items()
     ]
 
