@@ -151,7 +151,7 @@ class LLM:
         """
         many = [prompts] if _is_one_prompt(prompts) else list(prompts)
         guide = (grammar, prediction)
-        requests = [self._request(index, prompt, params, guide, salt) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
+        requests = [self._request(index, prompt, params, salt, guide) for index, prompt in enumerate(many)]  # type: ignore[arg-type]
         added: list[list[Sequence]] = []
         try:
             for request in requests:
@@ -191,7 +191,7 @@ class LLM:
             raise UsageError("stream yields one choice: use generate for n > 1")
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        return self._stream(self._request(0, prompt, params, (grammar, prediction), ""))  # type: ignore[arg-type]
+        return self._stream(self._request(0, prompt, params, "", (grammar, prediction)))  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: Seq[Message]) -> list[int]:
         """Token ids of a conversation, ready for the model's answer."""
@@ -339,7 +339,9 @@ class LLM:
 
     # ---- requests ----
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams | None, guide: _Guide, salt: str) -> Request:
+    def _request(
+        self, index: int, prompt: Prompt, params: SamplingParams | None, salt: str, guide: _Guide = (None, "")
+    ) -> Request:
         request = make_request(self.tokenizer, prompt, params or SamplingParams(), id=str(index), salt=salt)
         grammar, predicted = guide
         request = predicting(request, self.tokenizer, predicted)

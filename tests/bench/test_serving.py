@@ -191,3 +191,15 @@ def test_a_server_that_is_not_there():
     target = Target.of("http://127.0.0.1:9")
     with pytest.raises(UsageError, match="does not answer as it should"):
         asyncio.run(bench_serving(target, own_prompts(), ServingWish("m"), lambda *_: None))
+
+
+def test_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    from forerun.bench.serving_plot import write_serving_plots
+
+    reply = Reply(0.0, 2.0, [0.5, 1.0, 2.0], "abc", "stop", usage(7))
+    runs = [ServingRun(kind, load, (reply,), 2.0, 0.1) for kind in ("closed", "open") for load in (1, 4)]
+    written = write_serving_plots(document(runs, [], ServingWish("m"), ABOUT), tmp_path)
+    assert [path.name for path in written] == ["serving.png", "serving.svg"]
+    assert all(path.stat().st_size > 1000 for path in written)
+    assert write_serving_plots(document([], [], ServingWish("m"), ABOUT), tmp_path) == []

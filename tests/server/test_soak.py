@@ -27,6 +27,7 @@ def resident_bytes() -> int:
 def live(server: Server, seed: int, end: float, counts: list[int]) -> None:
     """One client: streams, whole answers, several choices, bad requests, and leaving in the middle."""
     rng = random.Random(seed)
+    client = server.openai.with_options(timeout=600)
     while time.monotonic() < end:
         words = " ".join(str(rng.randrange(50)) for _ in range(rng.choice((3, 20, 150))))
         options = {"max_tokens": rng.choice((1, 8, 60, 200)), "seed": rng.randrange(100), "n": rng.choice((1, 1, 1, 3))}
@@ -34,7 +35,7 @@ def live(server: Server, seed: int, end: float, counts: list[int]) -> None:
         messages = [{"role": "user", "content": words}]
         try:
             if rng.random() < 0.5:
-                stream = server.openai.chat.completions.create(model=MODEL, messages=messages, stream=True, **options)
+                stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True, **options)
                 leaves_after = rng.choice((1, 5, 10**6))
                 for number, _ in enumerate(stream):
                     if number >= leaves_after:
@@ -43,9 +44,9 @@ def live(server: Server, seed: int, end: float, counts: list[int]) -> None:
             elif rng.random() < 0.2:
                 options["temperature"] = 9
                 with pytest.raises(openai.BadRequestError):
-                    server.openai.chat.completions.create(model=MODEL, messages=messages, **options)
+                    client.chat.completions.create(model=MODEL, messages=messages, **options)
             else:
-                server.openai.chat.completions.create(model=MODEL, messages=messages, **options)
+                client.chat.completions.create(model=MODEL, messages=messages, **options)
         except Exception as error:
             counts.append(-1)
             raise AssertionError(f"client {seed}") from error

@@ -1,12 +1,10 @@
 """Plots of `bench serve`, as PNG and SVG: throughput and latencies over the load. See bench/plot."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forerun.bench.plot import LINE_COLOURS, save, tidy
-
-Run = Mapping[str, Any]
 
 
 def write_serving_plots(found: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -21,19 +19,26 @@ def load_figure(found: Mapping[str, Any]) -> Any:
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, 3)
-    lines = (
-        (panels[0], "output tokens/s", [("", _throughput)]),
-        (panels[1], "TTFT, ms", [(name, _percentile("ttft_s", name)) for name in ("p50", "p95")]),
-        (panels[2], "inter-token, ms", [(name, _percentile("inter_token_s", name)) for name in ("p50", "p95", "p99")]),
+    panels_of = (
+        ("output tokens/s", "tokens_per_s", ("",)),
+        ("TTFT, ms", "ttft_s", ("p50", "p95")),
+        ("inter-token, ms", "inter_token_s", ("p50", "p95", "p99")),
     )
-    for axes, title, series in lines:
+    for axes, (title, figure_name, names) in zip(panels, panels_of, strict=True):
         for kind, style in (("closed", "-"), ("open", "--")):
             runs = [run for run in found["runs"] if run["kind"] == kind]
-            for (name, value), colour in zip(series, LINE_COLOURS, strict=False):
+            for name, colour in zip(names, LINE_COLOURS, strict=False):
                 if runs:
                     label = f"{name} {'clients' if kind == 'closed' else 'requests/s'}".strip()
                     places = [run["load"] for run in runs]
-                    axes.plot(places, [value(run) for run in runs], style, color=colour, marker="o", label=label)
+                    axes.plot(
+                        places,
+                        [_value(run[figure_name], name) for run in runs],
+                        style,
+                        color=colour,
+                        marker="o",
+                        label=label,
+                    )
         axes.set_ylim(bottom=0)
         axes.set_title(title, fontsize=8)
         axes.set_xlabel("clients, or requests a second", fontsize=7)
@@ -43,14 +48,8 @@ def load_figure(found: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds
-
-
-def _throughput(run: Run) -> float | None:
-    found: float | None = run["tokens_per_s"]
-    return found
-
-
-def _percentile(times: str, name: str) -> Callable[[Run], float | None]:
-    return lambda run: _ms(run[times][name])
+def _value(figure: Any, name: str) -> float | None:
+    """The figure itself, or of several percentiles one, in milliseconds."""
+    if not name:
+        return float(figure)
+    return None if figure[name] is None else 1e3 * float(figure[name])

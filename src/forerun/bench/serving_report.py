@@ -29,7 +29,7 @@ def document(
         "format": FORMAT,
         "command": "bench serve",
         **about,
-        "settings": asdict(wish),
+        "settings": asdict(wish) | {"model": about["model"]},  # no path of somebody's machine
         "passed": all(run["failed"] == 0 for run in found),
         "runs": found,
         "interference": [_interference(one) for one in interference],

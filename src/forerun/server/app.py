@@ -15,6 +15,7 @@ from forerun.llm import LLM
 from forerun.server.access import Access
 from forerun.server.asgi import error_response
 from forerun.server.config import ServerConfig
+from forerun.server.dashboard import StepRecorder
 from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.errors import ApiError, api_error
 from forerun.server.operations import Operations
@@ -44,10 +45,11 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine = running.make_engine(llm)
+        recorder = StepRecorder()
+        engine = running.make_engine(llm, [recorder])
         engine.start()
         app.state.service, app.state.operations = Service(llm, engine, config), running
-        app.state.dashboard = dashboard.Dashboard(engine, Snapshots(llm, running.recorder, config.served_model))
+        app.state.dashboard = dashboard.Dashboard(engine, Snapshots(llm, recorder, config.served_model))
         try:
             yield
         finally:

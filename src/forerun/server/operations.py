@@ -17,7 +17,6 @@ from forerun.server.accounting import AccountedEngine, Ledger
 from forerun.server.async_engine import EngineObserver
 from forerun.server.body_limit import BodyLimit
 from forerun.server.config import ServerConfig
-from forerun.server.dashboard import StepRecorder
 from forerun.server.engine_metrics import EngineCollector
 from forerun.server.limits import RATE_LIMIT_HEADERS
 from forerun.server.logs import log_access
@@ -38,7 +37,6 @@ class Operations:
     tracer: Tracer = field(default_factory=NoTracer)
     metrics: Metrics = field(default_factory=Metrics)
     ledger: Ledger = field(default_factory=Ledger)
-    recorder: StepRecorder = field(default_factory=StepRecorder)
 
     def make_engine(self, llm: LLM, observers: Seq[EngineObserver] = ()) -> AccountedEngine:
         """The engine's thread, watched, by `observers` too; not started."""
@@ -47,7 +45,7 @@ class Operations:
             llm,
             self.ledger,
             max_waiting=self.config.max_waiting,
-            observers=[watch, self.recorder, *observers],
+            observers=[watch, *observers],
             log_prompts=self.config.log_prompts,
         )
         self.metrics.registry.register(EngineCollector(llm, engine, self.config.served_model))

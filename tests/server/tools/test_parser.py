@@ -104,8 +104,20 @@ PIECES = st.sampled_from(
         "\\",
         ADD,
         WEATHER,
+        "add",
+        '"name"',
+        ":",
+        '"arguments"',
+        ",",
+        ";",
+        " ",
+        "\n",
+        "<",
+        "x",
+        "é",
+        "1",
+        "null",
     ]
-    + ["add", '"name"', ":", '"arguments"', ",", ";", " ", "\n", "<", "x", "é", "1", "null"]
 )
 
 
