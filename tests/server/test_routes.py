@@ -1,0 +1,139 @@
+"""Small routes: models, tokens, capabilities, and what this server does not have."""
+
+import openai
+import pytest
+
+from forerun.server.config import ServerConfig
+from forerun.server.routes.refused import REFUSED_PATHS
+from tests.server.conftest import MODEL, Server, serving
+
+TEXT = "naïve 你好 <|im_end|> end"
+
+
+class TestModels:
+    def test_the_served_model_goes_by_its_names_only(self, server: Server):
+        config = ServerConfig(served_model=MODEL, model_aliases=("default", "org/tiny"))
+        with serving(server.llm, config) as named:
+            (model,) = named.openai.models.list()
+            assert model.id == MODEL
+            assert named.openai.models.retrieve("org/tiny").id == MODEL
+            for name in (MODEL, "default", "org/tiny"):
+                answer = named.openai.completions.create(model=name, prompt="x", max_tokens=1)
+                assert answer.model == name
+            for ask in (
+                lambda: named.openai.models.retrieve("gpt-4"),
+                lambda: named.openai.chat.completions.create(
+                    model="gpt-4", messages=[{"role": "user", "content": "x"}]
+                ),
+            ):
+                with pytest.raises(openai.NotFoundError) as caught:
+                    ask()
+                assert caught.value.code == "model_not_found"
+                assert MODEL in caught.value.message
+
+
+class TestTokens:
+    def ask(self, server: Server, path: str, **body):
+        return server.http.post(path, json=body)
+
+    def test_a_text_becomes_ids_and_comes_back(self, server: Server):
+        found = self.ask(server, "/tokenize", text=TEXT).json()
+        assert found["tokens"] == server.llm.tokenizer.encode_prompt(TEXT)
+        assert found["count"] == len(found["tokens"])
+        assert self.ask(server, "/detokenize", tokens=found["tokens"]).json()["text"] == TEXT
+
+    def test_control_tokens_are_plain_text_when_asked(self, server: Server):
+        plain = self.ask(server, "/tokenize", text="<|im_end|>", add_special_tokens=False).json()
+        assert plain["count"] > 1
+        special = self.ask(server, "/tokenize", text="<|im_end|>").json()["tokens"]
+        assert len(special) == 1
+        assert self.ask(server, "/detokenize", tokens=special).json()["text"] == "<|im_end|>"
+        assert self.ask(server, "/detokenize", tokens=special, skip_special_tokens=True).json()["text"] == ""
+
+    def test_a_conversation_is_counted_as_it_is_charged(self, server: Server):
+        messages = [{"role": "developer", "content": "brief"}, {"role": "user", "content": "hello"}]
+        count = self.ask(server, "/tokenize", messages=messages, model=MODEL).json()["count"]
+        answer = server.openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+        assert answer.usage.prompt_tokens == count
+
+    @pytest.mark.parametrize(
+        ("path", "body", "word"),
+        [
+            ("/tokenize", {}, "text or messages"),
+            ("/tokenize", {"text": "x", "messages": [{"role": "user", "content": "x"}]}, "text or messages"),
+            ("/tokenize", {"text": "\ud800"}, "JSON"),
+            ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "belongs"),
+            ("/detokenize", {"tokens": [10**6]}, "vocabulary"),
+            ("/detokenize", {"tokens": [-1]}, "greater"),
+            ("/detokenize", {"tokens": ["a"]}, "integer"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, server: Server, path, body, word):
+        answer = self.ask(server, path, **body)
+        assert answer.status_code == 400
+        assert word in answer.json()["error"]["message"]
+
+    def test_another_model_has_no_tokens_here(self, server: Server):
+        assert self.ask(server, "/detokenize", tokens=[1], model="gpt-4").status_code == 404
+
+
+class TestCapabilities:
+    def test_what_it_says_of_combinations_is_what_requests_meet(self, server: Server):
+        found = server.http.get("/v1/capabilities").json()
+        base = {
+            "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+            "/v1/completions": {"prompt": "x"},
+        }
+        honoured = []
+        for entry in found["combinations"]:
+            limit = {} if {"max_tokens", "max_completion_tokens"} & entry["options"].keys() else {"max_tokens": 4}
+            body = {"model": MODEL, **base[entry["endpoint"]], **limit, **entry["options"]}
+            answer = server.http.post(entry["endpoint"], json=body)
+            assert (answer.status_code == 200) == entry["honoured"], (entry, answer.text)
+            if not entry["honoured"]:
+                assert answer.json()["error"]["message"] == entry["reason"]
+            honoured.append(entry["honoured"])
+        assert any(honoured)
+        assert not all(honoured)
+
+    def test_every_refused_option_is_refused_with_its_sentence(self, server: Server):
+        refused = server.http.get("/v1/capabilities").json()["refused"]
+        for option, sentence in refused["options"].items():
+            body = {"model": MODEL, "input": "x", option: 1}
+            error = server.http.post("/v1/responses", json=body).json()["error"]
+            assert error["param"] == option
+            if error["code"] == "unsupported_parameter":
+                assert sentence in error["message"]
+
+    def test_it_names_the_model_and_the_drafters(self, server: Server):
+        found = server.http.get("/v1/capabilities").json()
+        assert found["model"]["numerics_id"] == server.llm.numerics_id
+        assert found["speculation"]["drafters"]
+        assert found["speculation"]["verification"] == {"name": "coupled", "repeats_seeds": True, "is_lossy": False}
+        assert found["endpoints"]["/v1/completions"]["suffix"]
+        for drafter in found["speculation"]["drafters"]:
+            body = {"model": MODEL, "prompt": "x", "max_tokens": 2, "speculation": {"drafter": drafter}}
+            assert server.http.post("/v1/completions", json=body).status_code == 200
+
+
+class TestRefusedEndpoints:
+    @pytest.mark.parametrize("name", REFUSED_PATHS)
+    def test_each_says_why(self, server: Server, name):
+        for method, path in (("POST", f"/v1/{name}"), ("GET", f"/v1/{name}/x"), ("DELETE", f"/v1/{name}/x/y")):
+            answer = server.http.request(method, path, json={})
+            assert answer.status_code == 404
+            error = answer.json()["error"]
+            assert error["code"] == "unsupported_endpoint"
+            assert REFUSED_PATHS[name] in error["message"]
+
+    def test_the_official_client_reads_the_sentence(self, server: Server):
+        with pytest.raises(openai.NotFoundError, match="embeddings need a model"):
+            server.openai.embeddings.create(model=MODEL, input="x")
+
+    def test_an_unknown_path_is_an_error_document_too(self, server: Server):
+        answer = server.http.get("/v2/anything")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["message"]
+        wrong = server.http.get("/v1/completions")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert wrong.json()["error"]["message"]
