@@ -15,7 +15,7 @@ from tests.cli.conftest import Cli
 
 
 def choice(tokens: tuple[int, ...], *, seconds: float = 0.1, steps: int = 2, hashes: str = "") -> Choice:
-    stats = GenerationStats(5, len(tokens), steps, 0, 0, (), (), {}, 0, 0, 0.1, seconds, 1.0)
+    stats = GenerationStats(5, len(tokens), steps, 0, 0, (), (), {}, {}, 0, 0, 0.1, seconds, 1.0)
     bits = tuple((hashes or "x" * len(tokens)).encode()[i : i + 1] for i in range(len(tokens)))
     return Choice(0, "", tokens, FinishReason.LENGTH, 0, stats, logits_hashes=bits)
 
