@@ -154,7 +154,7 @@ def test_bad_input_is_one_line_and_2(cli: Cli, tiny_model: Path, words: list[str
 
 
 def test_a_failed_generation_is_a_failure() -> None:
-    stats = GenerationStats(1, 0, 0, 0, 0, (), (), {}, 0, 0, 0.0, 0.0, 0.0)
+    stats = GenerationStats(1, 0, 0, 0, 0, (), (), {}, {}, 0, 0, 0.0, 0.0, 0.0)
     failed = Choice(0, "", (), FinishReason.NUMERICAL_ERROR, 0, stats, error="the model produced NaN")
     with pytest.raises(ForerunError, match="the model produced NaN"):
         conclude([Answer("", (), failed)], quiet=True)
