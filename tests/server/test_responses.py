@@ -15,7 +15,7 @@ def respond(server: Server, **options):
 def stable(response) -> dict:
     """What does not depend on when it was asked: identifiers, times, and what the cache and drafts knew."""
     document = response.model_dump()
-    for key in ("id", "created_at", "completed_at", "speculation"):
+    for key in ("id", "created_at", "completed_at", "speculation", "seed"):
         document.pop(key, None)
     for item in document["output"]:
         item.pop("id")
@@ -100,10 +100,9 @@ def test_a_conversation_is_that_of_chat(server: Server):
         ({"reasoning": {"effort": "low"}}, "reasoning", "setting"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "images"),
-        ({"input": []}, "input", "at least 1"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "input"),
+        ({"input": []}, "input", "input"),
         ({"extra_body": {"n": 2}}, "n", "not an option"),
-        ({"model": "gpt-5"}, "model", "gpt-5"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
