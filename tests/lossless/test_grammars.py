@@ -16,8 +16,8 @@ import pytest
 from forerun import LLM, EngineOptions, FinishReason, SamplingParams, SpeculationConfig
 from forerun.bench.drafters import registered_drafters
 from forerun.generation import make_request, under_grammar
-from forerun.results import Generation
 from forerun.grammar.source import Grammar
+from forerun.results import Generation
 from forerun.sequence import SpeculationParams
 
 SCHEMA = {
