@@ -141,7 +141,7 @@ def test_fuzzed_drafters_change_nothing(seed, monkeypatch, tmp_path, caplog):
     assert differences(cell, engine) == []
     stats = engine.speculator.stats
     assert stats.drafter_errors > 0
-    assert stats.drafter_errors + stats.dropped_nodes > 5
+    assert stats.drafter_errors + stats.dropped_nodes >= 5  # then it is switched off
     assert engine.stats.failed_steps == 0
 
 
@@ -166,7 +166,7 @@ def test_a_grammar_holds_under_every_rule(shape, verification, tmp_path):
     params = [replace(one.params, seed=None) for one in matrix.requests_of(cell)]
     requests = [replace(one, params=new) for one, new in zip(matrix.requests_of(cell), params, strict=True)]
     said = [1, 2, 3, 4, 6, 9] * 4
-    engine.speculator.drafters = (OracleDrafter(lambda sequence: said, branch=shape == "tree"),)
+    engine.speculator._use((OracleDrafter(lambda sequence: said, branch=shape == "tree"),))
     sequences = [choices[0] for choices in run(engine, requests)]
     assert {one.finish for one in sequences} <= {FinishReason.STOP, FinishReason.LENGTH}, [s.error for s in sequences]
     for one in sequences:
