@@ -31,7 +31,7 @@ from forerun.speculation.budget import Budget, FixedBudget
 from forerun.speculation.drafter import Ask, Drafter, Seen
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
-from forerun.speculation.verifier import make_verifier
+from forerun.speculation.verification.verifier import make_verifier
 
 VOCAB = 32
 

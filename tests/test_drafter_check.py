@@ -11,7 +11,7 @@ from forerun.engine import EngineStats
 from forerun.errors import UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.speculation import drafter as registry
-from forerun.speculation.allocator import Allocator
+from forerun.speculation.allocation.allocator import Allocator
 from forerun.speculation.drafter import Ask, register
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.tree import DraftTree

@@ -33,7 +33,7 @@ from forerun.sequence import FinishReason, Request, Sequence, TokenLogprob
 from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
-from forerun.speculation.verifier import CoupledVerifier, Verifier
+from forerun.speculation.verification.verifier import CoupledVerifier, Verifier
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from forerun.speculation.setup import (
     plan_stacks,
 )
 from forerun.speculation.speculator import Speculator
-from forerun.speculation.verifier import make_verifier
+from forerun.speculation.verification.verifier import make_verifier
 from forerun.text.chat import ChatTemplate
 
 DEFAULT_MODEL = "smollm2-135m"

@@ -27,7 +27,7 @@ from forerun.speculation.host import DraftHost, OpenedModel
 from forerun.speculation.setup import load_drafters, plan_stacks
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import MAX_NODES, DraftTree
-from forerun.speculation.verifier import make_verifier
+from forerun.speculation.verification.verifier import make_verifier
 from tests.fakes import (
     VOCAB,
     FakeBackend,

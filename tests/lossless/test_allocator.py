@@ -5,8 +5,8 @@ import random
 import pytest
 
 from forerun.config import SpeculationConfig
-from forerun.speculation.allocator import Allocator
-from forerun.speculation.step_cost import MAX_ROWS, StepCost
+from forerun.speculation.allocation.allocator import Allocator
+from forerun.speculation.allocation.step_cost import MAX_ROWS, StepCost
 from tests.lossless.cases import MAX_MODEL_LEN, Case, mismatches, pairwise_cases, setup_of
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from forerun.sampling import chance, noise, walk
 from forerun.sampling.path import PathProbs
-from forerun.speculation import block, rejection, verifier
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.verification import block, rejection, verifier
 from tests.fakes import ScriptedDrafter
 from tests.properties.pair_model import (
     CONTROL_REQUESTS,

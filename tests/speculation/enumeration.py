@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from forerun.speculation.rule import Rule, Verdict
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.verification.rule import Rule, Verdict
 
 Dist = np.ndarray  # [V] of Fraction
 Model = Callable[[tuple[int, ...]], Dist]  # tokens since the root, the root left out -> what follows

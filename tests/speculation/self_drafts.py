@@ -9,7 +9,7 @@ from forerun.bench.verify import make_cells
 from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import Sequence
-from forerun.speculation.skip_profile import ModelIdentity, SkipProfile, write_profile
+from forerun.speculation.drafting.skip_profile import ModelIdentity, SkipProfile, write_profile
 from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Request, SamplingParams, Sequence
-from forerun.speculation.allocator import Allocator
+from forerun.speculation.allocation.allocator import Allocator
+from forerun.speculation.allocation.step_cost import MAX_ROWS, TRUSTED, StepCost
 from forerun.speculation.budget import FixedBudget, StepFacts
-from forerun.speculation.step_cost import MAX_ROWS, TRUSTED, StepCost
 from forerun.speculation.tree import DraftTree
 
 WRONG, RIGHT = 1, 2  # tokens: the target always says RIGHT

@@ -14,7 +14,7 @@ from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
 from forerun.speculation.drafters.draft_model import ModelDrafter
-from forerun.speculation.trimmed_vocabulary import TrimmedVocabulary
+from forerun.speculation.vocabularies.trimmed_vocabulary import TrimmedVocabulary
 from tests.speculation.masked import masked_answers
 from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf

@@ -12,7 +12,7 @@ from forerun.errors import UsageError
 from forerun.speculation.drafter import Ask, HostedDrafter, Seen, make_drafter
 from forerun.speculation.drafters import recycle
 from forerun.speculation.drafters.recycle import RecycleDrafter, best_shape
-from forerun.speculation.successors import SuccessorTable, file_of
+from forerun.speculation.drafting.successors import SuccessorTable, file_of
 from forerun.speculation.tree import DraftTree
 from tests.fakes import VOCAB, Setup, path_logits, prompt_of, request, run
 from tests.speculation.free_drafters import CASES, propose, run_like_plain, sequence_of

@@ -25,8 +25,8 @@ from forerun.errors import UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.models import decoder
 from forerun.sequence import SamplingParams
-from forerun.speculation.layer_skip_search import Agreement, Budget, Found, Skip, search
-from forerun.speculation.skip_profile import ModelIdentity, SkipProfile, sub_layers
+from forerun.speculation.drafting.layer_skip_search import Agreement, Budget, Found, Skip, search
+from forerun.speculation.drafting.skip_profile import ModelIdentity, SkipProfile, sub_layers
 
 STRETCH = 32  # tokens of the corpus, then as many of the model's own
 RUN = 4  # tokens of one draft; divides STRETCH and every block size

@@ -24,7 +24,7 @@ def layer_skip(
     from forerun.cli.console import progress, stdout
     from forerun.cli.load import engine_options, load_llm
     from forerun.models.aliases import cache_folder
-    from forerun.speculation.skip_profile import default_path, write_profile
+    from forerun.speculation.drafting.skip_profile import default_path, write_profile
 
     wish = SkipWish(tokens, seed, measurements, seconds)
     options = engine_options(model)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from forerun import __version__
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
-from forerun.speculation.allocator import Allocator
+from forerun.speculation.allocation.allocator import Allocator
 from forerun.speculation.speculator import DrafterStats
 
 Labelled = Mapping[tuple[str, ...], float]

@@ -8,9 +8,12 @@ from forerun.cache.layout import KvStack
 from forerun.config import SpeculationConfig
 from forerun.errors import UsageError
 from forerun.machine import processor_name
-from forerun.speculation.allocator import Allocator
+from forerun.speculation.allocation.allocator import Allocator
+from forerun.speculation.allocation.calibration_file import CalibrationFiles
+from forerun.speculation.allocation.probe import probe_steps
+from forerun.speculation.allocation.step_cost import StepCost
+from forerun.speculation.allocation.step_cost_file import StepCostFile
 from forerun.speculation.budget import Budget, FixedBudget
-from forerun.speculation.calibration_file import CalibrationFiles
 from forerun.speculation.drafter import (
     Drafter,
     HiddenStateDrafter,
@@ -21,9 +24,6 @@ from forerun.speculation.drafter import (
 )
 from forerun.speculation.drafters import AUTO, GUIDES
 from forerun.speculation.host import DraftHost
-from forerun.speculation.probe import probe_steps
-from forerun.speculation.step_cost import StepCost
-from forerun.speculation.step_cost_file import StepCostFile
 
 MIN_DEFAULT_DEPTH = 3  # longest draft of a fixed budget where the user names none and every row costs its full price
 MEMORY_RATE = 12e9  # bytes of KV that a second of attention reads, until it is measured

@@ -19,8 +19,8 @@ from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
 from forerun.speculation.drafter import Ask, Computed, Drafter, HiddenStateDrafter, Seen
 from forerun.speculation.failures import DraftFailures
-from forerun.speculation.rule import has_sound_probs
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.verification.rule import has_sound_probs
 
 QUIET_STEPS = 4  # without proposals: the budget sees the last of so many
 

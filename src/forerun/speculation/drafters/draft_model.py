@@ -30,15 +30,15 @@ from forerun.models import decoder
 from forerun.models.kv import kv_stack
 from forerun.models.spec import ModelSpec
 from forerun.sequence import Sequence
-from forerun.speculation.draft_vocabulary import SharedVocabulary
 from forerun.speculation.drafter import Ask, Seen, register
-from forerun.speculation.foreign_vocabulary import IntersectionVocabulary, TextVocabulary
+from forerun.speculation.drafting.level_drafting import DraftSettings, LevelDrafting, draft_limits
+from forerun.speculation.drafting.private_kv import PrivateKv, private_layout
 from forerun.speculation.host import DraftHost, OpenedModel
-from forerun.speculation.level_drafting import DraftSettings, LevelDrafting, draft_limits
-from forerun.speculation.private_kv import PrivateKv, private_layout
 from forerun.speculation.tree import MAX_NODES, DraftTree
-from forerun.speculation.trimmed_vocabulary import EXTRA, KEPT, TrimmedVocabulary
-from forerun.speculation.vocabulary_match import num_shared_ids
+from forerun.speculation.vocabularies.draft_vocabulary import SharedVocabulary
+from forerun.speculation.vocabularies.foreign_vocabulary import IntersectionVocabulary, TextVocabulary
+from forerun.speculation.vocabularies.trimmed_vocabulary import EXTRA, KEPT, TrimmedVocabulary
+from forerun.speculation.vocabularies.vocabulary_match import num_shared_ids
 
 V = TypeVar("V")
 

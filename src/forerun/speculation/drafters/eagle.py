@@ -25,8 +25,8 @@ from forerun.models.files.heads_eagle import EagleHead, read_eagle
 from forerun.models.heads import eagle, fuse
 from forerun.sequence import Sequence
 from forerun.speculation.drafter import Ask, Computed, Seen, register
-from forerun.speculation.feature_drafting import FeatureDrafting, FeatureSettings, feature_limits
-from forerun.speculation.head_drafting import PASS_ROWS, check_options, run_rows
+from forerun.speculation.drafting.feature_drafting import FeatureDrafting, FeatureSettings, feature_limits
+from forerun.speculation.drafting.head_drafting import PASS_ROWS, check_options, run_rows
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
 

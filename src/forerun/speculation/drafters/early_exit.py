@@ -15,9 +15,9 @@ Differs: no training, the target's rows are computed anew in all layers.
 
 from forerun.errors import UsageError
 from forerun.speculation.drafter import register
+from forerun.speculation.drafting.self_draft import Part, SelfDrafter, draft_shape
+from forerun.speculation.drafting.skip_profile import sub_layers
 from forerun.speculation.host import DraftHost
-from forerun.speculation.self_draft import Part, SelfDrafter, draft_shape
-from forerun.speculation.skip_profile import sub_layers
 from forerun.speculation.tree import MAX_NODES
 
 NAME = "early-exit"

@@ -15,9 +15,9 @@ Source: Draft & Verify, J. Zhang et al., arXiv:2309.08168.
 from pathlib import Path
 
 from forerun.speculation.drafter import register
+from forerun.speculation.drafting.self_draft import Part, SelfDrafter, draft_shape
+from forerun.speculation.drafting.skip_profile import ModelIdentity, default_path, read_profile
 from forerun.speculation.host import DraftHost
-from forerun.speculation.self_draft import Part, SelfDrafter, draft_shape
-from forerun.speculation.skip_profile import ModelIdentity, default_path, read_profile
 from forerun.speculation.tree import MAX_NODES
 
 NAME = "layer-skip"

@@ -27,13 +27,13 @@ from forerun.cache.layout import KvStack
 from forerun.models.files.heads_medusa import read_medusa
 from forerun.models.heads import MedusaSpec, medusa, scores_name
 from forerun.sequence import Sequence
-from forerun.speculation.best_first import best_first
-from forerun.speculation.candidates import Candidates
-from forerun.speculation.chooser import Chooser
-from forerun.speculation.draft_rows import SequenceRows, make_rows
 from forerun.speculation.drafter import Ask, Computed, Seen, register
-from forerun.speculation.head_drafting import check_options, head_limits
-from forerun.speculation.head_kv import follow, is_complete
+from forerun.speculation.drafting.best_first import best_first
+from forerun.speculation.drafting.candidates import Candidates
+from forerun.speculation.drafting.chooser import Chooser
+from forerun.speculation.drafting.draft_rows import SequenceRows, make_rows
+from forerun.speculation.drafting.head_drafting import check_options, head_limits
+from forerun.speculation.drafting.head_kv import follow, is_complete
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES, DraftTree
 

@@ -34,8 +34,8 @@ from forerun.cache.layout import KvStack
 from forerun.errors import UsageError
 from forerun.sequence import Sequence
 from forerun.speculation.drafter import Ask, Seen, register
+from forerun.speculation.drafting.successors import SuccessorTable, SuccessorTables
 from forerun.speculation.host import DraftHost
-from forerun.speculation.successors import SuccessorTable, SuccessorTables
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ Differs: the KV of committed tokens is the target's own, not quantised.
 
 from forerun.errors import UsageError
 from forerun.speculation.drafter import register
+from forerun.speculation.drafting.self_draft import Part, SelfDrafter, draft_shape, part_cost
 from forerun.speculation.host import DraftHost
-from forerun.speculation.self_draft import Part, SelfDrafter, draft_shape, part_cost
 from forerun.speculation.tree import MAX_NODES
 
 NAME = "self-int4"

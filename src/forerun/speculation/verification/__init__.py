@@ -1,0 +1,1 @@
+"""How drafts are verified beside the coupled walk of `speculation.verify`, and what comes of a step."""

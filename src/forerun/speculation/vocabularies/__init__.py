@@ -1,0 +1,1 @@
+"""Draft programs whose token ids are not the target's: trimmed outputs, other tokenizers."""
