@@ -256,7 +256,7 @@ class Allocator:
             if rows:
                 self.decisions[WORTH] += 1
                 request.idle = 0
-                if tree.num_nodes >= request.reach and tree.survival[-1] >= GROW_AT:
+                if sum(alive >= GROW_AT for alive in tree.survival[1:]) >= request.reach:
                     request.reach = min(2 * request.reach, MAX_NODES, max(self._max_depth, self._max_rows))
                 elif 4 * len(rows) < request.reach:
                     request.reach //= 2
