@@ -2,8 +2,8 @@
 
 A step with prefill may take `prefill_slowdown` times what plain decoding of its other sequences takes: that bounds the
 time between two tokens of theirs, whatever the model and the machine. The rest of the time is the prompts', so with a
-factor of f they get 1 - 1/f of it. Where the step would be plain anyway it is all theirs. Of several prompts all but one
-count as if they decoded already: when many come to few, a step soon takes that long in any case, and a few rows for
+factor of f they get 1 - 1/f of it. Where the step would be plain anyway it is all theirs. Of several prompts all but
+one count as if they decoded already: when many come to few, a step soon takes that long in any case, and a few rows for
 each of them would read the weights again and again.
 """
 
