@@ -60,6 +60,7 @@ def test_a_port_in_use(cli: Cli, taken: int) -> None:
         (["--max-body", "much"], "no size"),
         (["--requests-per-minute", "0"], "'--requests-per-minute'"),
         (["--max-num-seqs", "0"], "'--max-num-seqs'"),
+        (["--prefill-slowdown", "0.5"], "'--prefill-slowdown'"),
         (["--speculation", "nobody"], "unknown drafter"),
     ],
 )

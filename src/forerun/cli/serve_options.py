@@ -135,6 +135,17 @@ class Load:
     max_waiting: Annotated[
         int, typer.Option(min=0, rich_help_panel=_LOAD, help="Generations that may wait beyond those; more get 503.")
     ] = 1024
+    prefill_slowdown: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            max=1000.0,
+            metavar="FACTOR",
+            rich_help_panel=_LOAD,
+            help="A prompt that is read beside running answers may slow their tokens by this factor; more reads it "
+            "sooner.",
+        ),
+    ] = 1.5
     max_body: Annotated[
         int, typer.Option(parser=parse_size, metavar="SIZE", rich_help_panel=_LOAD, help="Longest request body.")
     ] = "8M"  # type: ignore[assignment]  # parsed like what a user writes
