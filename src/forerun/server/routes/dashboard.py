@@ -11,6 +11,7 @@ from forerun.server.async_engine import AsyncEngine
 from forerun.server.dashboard import INTERVAL_S
 from forerun.server.dashboard_feed import SharedSampling
 from forerun.server.dashboard_snapshot import Snapshots
+from forerun.server.documented import EVENTS, errors, watching
 from forerun.server.sse import stream_response
 from forerun.server.streams import StreamGroup
 
@@ -48,13 +49,13 @@ def _dashboard(request: Request) -> Dashboard:
 Watched = Annotated[Dashboard, Depends(_dashboard)]
 
 
-@router.get("/v1/dashboard")
+@router.get("/v1/dashboard", responses=errors(503))
 async def dashboard(watched: Watched) -> JSONResponse:
     """One snapshot."""
     return JSONResponse(await watched.snapshot(), headers={"Cache-Control": "no-store"})
 
 
-@router.get("/v1/dashboard/stream", response_model=None)
+@router.get("/v1/dashboard/stream", response_class=Response, responses=watching("snapshots", EVENTS))
 async def dashboard_stream(watched: Watched) -> Response:
     """Snapshots as server-sent events, four a second, until the client leaves or the server stops."""
     return stream_response(watched.documents(), StreamGroup(()))
