@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from forerun.errors import CapacityError, ForerunError, RequestError, UsageError
+from forerun.grammar.mask import CANNOT_GO_ON
 from forerun.results import Choice
 from forerun.sequence import FinishReason
 
@@ -57,6 +58,8 @@ def failure_of(choice: Choice) -> ApiError | None:
     """The error of a choice that did not end well, None for one that did."""
     if choice.finish_reason is FinishReason.NUMERICAL_ERROR:
         return ApiError(500, choice.error, code="numerical_error")
+    if choice.finish_reason is FinishReason.ERROR and CANNOT_GO_ON in choice.error:
+        return ApiError(400, choice.error.partition(": ")[2], code="grammar_too_complex")  # again would end no better
     if choice.finish_reason is FinishReason.ERROR:
         return ApiError(500, choice.error, code="generation_failed")
     if choice.finish_reason is FinishReason.ABORTED:
