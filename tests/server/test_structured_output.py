@@ -114,7 +114,7 @@ def test_the_form_is_kept_and_drafts_change_nothing(drafting: Server, form: str,
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_any_json_object(drafting: Server, sampling: str) -> None:
-    """An object has no bound of its own: what is cut at the limit is the beginning of one, and still not drafted wrong."""
+    """An object has no bound of its own: what is cut at the limit is the beginning of one."""
     options = {"response_format": {"type": "json_object"}, "max_tokens": 60, **SAMPLINGS[sampling]}
     choices = [ask(drafting, **with_speculation(options, one)).choices[0] for one in ON_AND_OFF]
     assert choices[0].message.content.startswith("{")
