@@ -7,7 +7,6 @@ then, that its arguments are of the function's schema, and that streams, drafts 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -15,33 +14,8 @@ import openai
 import pytest
 
 from forerun.config import SpeculationConfig
+from tests.server.calling_models import TEMPLATES, write_calling_model
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
-from tests.text.vocabularies import byte_level
-from tests.tiny import tiny_spec, write_tiny_gguf
-
-# Templates name the marks, as those of real models do; the server tells the format from that.
-_SHOWN = "{% if tools %}{{ tools | tojson }}\n{% endif %}"
-_SAID = "{{ message.content or '' }}{% if message.tool_call_id %} of {{ message.tool_call_id }}{% endif %}"
-_TURNS = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n" + _SAID + "CALLS<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_CALLS = (
-    "{% for call in message.tool_calls or [] %}OPENING"
-    '{"name": "{{ call.function.name }}", "KEY": {{ call.function.arguments | tojson }}}CLOSING{% endfor %}'
-)
-
-
-def template_of(opening: str, key: str, closing: str) -> str:
-    calls = _CALLS.replace("OPENING", opening).replace("KEY", key).replace("CLOSING", closing)
-    return _SHOWN + _TURNS.replace("CALLS", calls)
-
-
-TEMPLATES = {
-    "hermes": template_of("<tool_call>\n", "arguments", "\n</tool_call>"),
-    "mistral": template_of("[TOOL_CALLS][", "arguments", "]"),
-    "llama": template_of("", "parameters", ""),
-}
 
 NO_GAPS = {"whitespace_pattern": " ?"}
 WEATHER = {
@@ -75,10 +49,7 @@ TOOLS = [tool(name) for name in SCHEMAS]
 @pytest.fixture(scope="module", params=TEMPLATES)
 def calling(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of a model that was trained to call tools, by its template."""
-    _, vocabulary = byte_level("smollm")
-    path: Path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    spec = tiny_spec(vocab=len(vocabulary["tokenizer.ggml.tokens"]), max_context=2048)
-    write_tiny_gguf(path, spec, metadata={**vocabulary, "tokenizer.chat_template": TEMPLATES[request.param]})
+    path = write_calling_model(tmp_path_factory.mktemp("models"), request.param)
     speculation = SpeculationConfig("suffix+recycle+ngram", budget="fixed", max_depth=9)
     with serving(tiny_llm(path, speculation, max_num_seqs=8)) as running:
         assert running.http.get("/v1/capabilities").json()["model"]["tools"] == request.param
