@@ -9,8 +9,6 @@ from fastapi.responses import JSONResponse
 from forerun.server.documented import Responses
 from forerun.server.service import Service, Serving
 
-STUCK_S = 300.0  # a step that takes longer will not end: even long prompts come in chunks
-
 _UNWELL: Responses = {503: {"description": "the same document, and not well", "content": {"application/json": {}}}}
 
 router = APIRouter()
@@ -39,7 +37,7 @@ async def ready(service: Serving) -> JSONResponse:
 
 def _is_live(service: Service) -> bool:
     state = service.engine.health
-    return state.alive and state.step_age_s < STUCK_S
+    return state.alive and not state.stalled
 
 
 def _document(service: Service) -> dict[str, Any]:
