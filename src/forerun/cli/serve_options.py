@@ -27,6 +27,14 @@ def parse_origin(text: str) -> str:
     return text
 
 
+def parse_host(text: str) -> str:
+    """A name in a Host header, without a port. Raises typer.BadParameter."""
+    name = text.removeprefix("[").removesuffix("]")
+    if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+", name):
+        raise typer.BadParameter(f"{text!r} is no host: write * or a name without a port such as box.example.org")
+    return name
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -58,6 +66,15 @@ class Reach:
     ] = None
     tls_key: Annotated[
         Path | None, typer.Option(metavar="FILE", rich_help_panel=_ADDRESS, help="The certificate's key as PEM.")
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=parse_host,
+            metavar="NAME",
+            rich_help_panel=_ADDRESS,
+            help="Clients may call the server by this name beside its address; * is any. May be repeated.",
+        ),
     ] = None
     cors_origin: Annotated[
         list[str] | None,
@@ -195,6 +212,7 @@ def server_config(reach: Reach, keys: Keys, load: Load, running: Running, model_
     return ServerConfig(
         host=reach.host,
         port=reach.port,
+        allowed_hosts=tuple(reach.allowed_host or ()),
         served_model=names[0],
         model_aliases=tuple(names[1:]),
         max_body_bytes=load.max_body,
