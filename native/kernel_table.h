@@ -225,6 +225,7 @@ FORERUN_INLINE int first_visible(const AttentionArgs& args, int end) {
 extern const KernelTable portable_table;
 extern const KernelTable amx_bf16_table;
 extern const KernelTable avx512_bf16_table;
+extern const KernelTable avx512_vnni_bf16_table;
 extern const KernelTable avx512_vnni_table;
 extern const KernelTable avx512_table;
 extern const KernelTable avx2_table;

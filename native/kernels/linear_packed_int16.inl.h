@@ -15,6 +15,8 @@
 // has two panels, the next pair in the order in which it lies in memory, else what lies 2 KB ahead.
 
 constexpr size_t kPanelAhead = 2048;  // bytes between the tile in use and the one prefetched, of a single panel
+constexpr size_t kRangeBytes = size_t{384} << 10;     // of inputs that stay in the level 2 cache meanwhile
+constexpr int kRangeRows = 16;                        // at least; weights pass by once for so many
 constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
 
 template <TileFormat F>
@@ -184,9 +186,9 @@ FORERUN_INLINE void store_output(float* to, Vec result, int lanes, bool streams)
     }
 }
 
-// Rows [row, row + ROWS) and PANELS panels from `panel` on.
+// Rows [row, row + ROWS) and PANELS panels from `panel` on. fetches  the weights behind them
 template <TileFormat F, int ROWS, int PANELS>
-static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
+static void multiply_packed(const PackedLinearArgs& args, int row, int panel, bool fetches) {
     static constexpr TileShape kShape = tile_shape(F);
     constexpr int kTiles = kTileDepth / kShape.inputs;                                  // that share a TileInputs
     constexpr size_t kTileShare = PANELS * (group_bytes(kShape) / kShape.group_tiles);  // with its part of a header
@@ -208,7 +210,7 @@ static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
             scales[p] = group_scales<F>(panels + p * args.panel_bytes + header_offset(kShape, group));
         }
         for (int tile = group; tile < end; tile += kTiles, ++inputs) {
-            if (row == 0) {
+            if (fetches) {
                 FORERUN_UNROLL
                 for (size_t line = 0; line < kTiles * kTileShare; line += kLineBytes)
                     prefetch(next + line);
@@ -242,25 +244,36 @@ static void multiply_packed(const PackedLinearArgs& args, int row, int panel) {
 
 // `rows` rows, at most ROWS, of two panels or one.
 template <TileFormat F, int ROWS>
-static void multiply_block(const PackedLinearArgs& args, int row, int rows, int panel, int panels) {
+static void multiply_block(const PackedLinearArgs& args, int row, int rows, int panel, int panels, bool fetches) {
     if constexpr (ROWS > 1) {
-        if (rows < ROWS) return multiply_block<F, ROWS - 1>(args, row, rows, panel, panels);
+        if (rows < ROWS) return multiply_block<F, ROWS - 1>(args, row, rows, panel, panels, fetches);
     }
     if (panels == kPairPanels) {
-        multiply_packed<F, ROWS, kPairPanels>(args, row, panel);
+        multiply_packed<F, ROWS, kPairPanels>(args, row, panel, fetches);
     } else {
-        multiply_packed<F, ROWS, 1>(args, row, panel);
+        multiply_packed<F, ROWS, 1>(args, row, panel, fetches);
+    }
+}
+
+// Rows [begin, end).
+template <TileFormat F>
+static void multiply_range(const PackedLinearArgs& args, int begin, int end, int panel_begin, int panel_end) {
+    for (int panel = panel_begin; panel < panel_end; panel += kPairPanels) {
+        const int panels = panel_end - panel < kPairPanels ? panel_end - panel : kPairPanels;
+        for (int row = begin; row < end; row += kPairRows) {
+            const int rows = end - row < kPairRows ? end - row : kPairRows;
+            multiply_block<F, kPairRows>(args, row, rows, panel, panels, row == begin);
+        }
     }
 }
 
 static void linear_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char*) {
+    const int cached = static_cast<int>(kRangeBytes / (args.ldx * sizeof *args.x)) / kRangeRows * kRangeRows;
+    const int range = cached < kRangeRows ? kRangeRows : cached;
     with_format(args.format, [&]<TileFormat F> {
-        for (int panel = panel_begin; panel < panel_end; panel += kPairPanels) {
-            const int panels = panel_end - panel < kPairPanels ? panel_end - panel : kPairPanels;
-            for (int row = 0; row < args.rows; row += kPairRows) {
-                const int left = args.rows - row;
-                multiply_block<F, kPairRows>(args, row, left < kPairRows ? left : kPairRows, panel, panels);
-            }
+        for (int row = 0; row < args.rows; row += range) {
+            const int end = args.rows - row < range ? args.rows : row + range;
+            multiply_range<F>(args, row, end, panel_begin, panel_end);
         }
     });
     if (streams_outputs(args)) finish_streams();  // before other threads are told

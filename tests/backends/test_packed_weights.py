@@ -130,12 +130,14 @@ def test_linear_of_small_whole_numbers_is_exact(table, name):
 @pytest.mark.parametrize("alike", [("avx512", "avx512_bf16"), INT16_TABLES])
 @pytest.mark.parametrize("name", FORMATS)
 def test_tables_of_the_same_arithmetic_agree_to_the_bit(name, alike):
-    if not set(alike) <= set(TABLES):
-        pytest.skip("this CPU lacks one of the tables")
+    alike = [table for table in alike if table in TABLES]
+    if len(alike) < 2:
+        pytest.skip("this CPU lacks the tables")
     blocks, pool = random_blocks(name, 50, 768), _native.ThreadPool(2)
     packed, x = pack_stored(name, blocks, 768, pool), exact((21, 768))
     results = [linear(table, x, packed, 50) for table in alike]
-    np.testing.assert_array_equal(results[1], results[0])
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q6_K"])
