@@ -126,7 +126,8 @@ def is_reachable(url: str) -> bool:
 
 
 def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
-    server = start("--threads", "1", "--max-num-seqs", "3", "--tokens-per-minute", "5000")
+    limits = ("--max-num-seqs", "3", "--prefill-slowdown", "2.5", "--tokens-per-minute", "5000")
+    server = start("--threads", "1", *limits)
     assert httpx.get(f"{server.url}/health/ready").json() == {"ready": True}
     plan = {line["message"].removeprefix("plan: "): line for line in server.log if line["message"].startswith("plan: ")}
     assert plan.keys() == {"model", "memory", "compute", "speculation", "limits", "address"}
@@ -135,6 +136,7 @@ def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
         3,
         5000,
     )
+    assert plan["limits"]["prefill_slowdown"] == 2.5
     assert plan["memory"]["kv_mb"] == pytest.approx(8.4, abs=0.2)
     assert plan["address"]["url"].startswith("http://127.0.0.1:")
     server.popen.send_signal(signal.SIGINT)

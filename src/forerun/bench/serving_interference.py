@@ -8,6 +8,7 @@ measured beside the streams and, before they start, on the idle server.
 
 import asyncio
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Sequence as Seq
@@ -47,7 +48,7 @@ async def measure_interference(
     target: Target, wish: ServingWish, streams: int, prompt_tokens: int, repeats: int = 3
 ) -> Interference:
     """Measure beside so many streams. Raises UsageError when a request fails."""
-    writer = _LongPrompts(wish.seed)
+    writer = LongPrompts(wish.seed)
     short = replace(wish, max_tokens=1)
 
     async def ask(chars: int) -> tuple[float, float, int]:
@@ -102,17 +103,19 @@ def _within(gaps: Seq[tuple[float, float]], windows: Seq[tuple[float, float]]) -
     return tuple(gap for gap, end in gaps if any(start <= end <= stop for start, stop in windows))
 
 
-class _LongPrompts:
-    """Texts of any length from the corpus, no two of which begin alike."""
+class LongPrompts:
+    """Texts of any length from the corpus, no two of which begin alike, nor those of an earlier run, which the server
+    may have in its cache."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._mark = secrets.token_hex(8)
         self._paragraphs = [part for part in corpus.text().split("\n\n") if part.strip()]
         self._count = 0
 
     def next(self, chars: int) -> str:
         self._count += 1
-        text = f"Text {self._random.randrange(10**9)}.{self._count}.\n\n"
+        text = f"Text {self._mark}.{self._count}.\n\n"
         while len(text) < chars:
             text += self._random.choice(self._paragraphs) + "\n\n"
         return text[:chars]

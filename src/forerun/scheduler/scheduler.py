@@ -198,8 +198,9 @@ class Scheduler:
         rows_left = self.config.max_rows - outputs
         outputs_left = self.config.max_outputs - outputs - len(prefilling)
         if decoding:
-            beside = rows_beside(decoding, prefilling, self.step_time, self.config.prefill_slowdown)
-            rows_left = min(rows_left, beside)
+            rows_left = rows_beside(decoding, prefilling, rows_left, self.step_time, self.config.prefill_slowdown)
+        if not rows_left:
+            return
         for sequence, count in divide(rows_left, outputs_left, prefilling, self.config.max_chunk):
             selection.shares.append(Share(sequence, count))
 

@@ -64,6 +64,7 @@ def make_plan(
         "limits": {
             "running": engine.max_num_seqs,
             "waiting": config.max_waiting,
+            "prefill_slowdown": engine.prefill_slowdown,
             "body_mb": _mb(config.max_body_bytes),
             "receive_timeout_s": config.receive_timeout_s,
             "grace_s": config.shutdown_grace_s,
