@@ -17,7 +17,7 @@ FORGETTING = 0.98  # about the last 50 steps count
 MAX_TRACE = 1e3  # of the covariance
 ROW_SCALE, KEY_SCALE = 1e-2, 1e-5  # bring the three features to a similar size
 PLAIN_EVERY = 16  # steps, when prompts are limited by time
-OUTLIER = 2.0  # a step that takes more times what was predicted counts as this: the machine was busy elsewhere
+OUTLIER = 1.5  # a plain step that takes more times what was predicted counts as this: the machine was busy elsewhere
 LEARNED = 10.0  # the same for the coefficients, which may have been far off
 SHORTEST_S = 1e-3  # what a step may always count as, so that little is predicted of nothing
 
@@ -48,14 +48,13 @@ class StepTime:
         if not prompt_rows:
             self._since_plain = 0
             predicted = _dot(_features(rows, keys), self._coefficients)
-            self._now.observe(_bounded(seconds, self._now.value * predicted), predicted)
+            self._now.observe(min(seconds, max(OUTLIER * self._now.value * predicted, SHORTEST_S)), predicted)
             self._learn(_features(rows, keys), min(seconds, max(LEARNED * predicted, SHORTEST_S)))
         elif rows:
             self._since_plain += 1
-            plain_s, row, key = self.predict(rows, keys), *self._row_and_key
-            predicted = row * prompt_rows + key * prompt_keys
-            added_s = _bounded(seconds, plain_s + self._prompts.value * predicted) - plain_s
-            self._prompts.observe(added_s, predicted)
+            row, key = self._row_and_key
+            # Not bounded: to believe that prompts cost little would fill the steps with them.
+            self._prompts.observe(seconds - self.predict(rows, keys), row * prompt_rows + key * prompt_keys)
 
     def rows_within(self, seconds: float, context: int, limit: int) -> int:
         """Most rows of one prompt's chunk that starts at `context` so that they add at most `seconds`."""
@@ -100,16 +99,12 @@ class _Ratio:
 
     @property
     def value(self) -> float:
-        """1 before anything was measured; above 0."""
-        return max(self._measured, 0.01 * self._predicted) / self._predicted
+        """1 before anything was measured; at least 0.1."""
+        return max(self._measured, 0.1 * self._predicted) / self._predicted
 
     def observe(self, measured: float, predicted: float) -> None:
         self._measured = self._forgetting * self._measured + measured
         self._predicted = max(self._forgetting * self._predicted + predicted, 1e-9)
-
-
-def _bounded(seconds: float, predicted: float) -> float:
-    return min(seconds, max(OUTLIER * predicted, SHORTEST_S))
 
 
 def _features(rows: int, keys: int) -> tuple[float, float, float]:
