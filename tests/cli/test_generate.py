@@ -73,7 +73,13 @@ def test_json_has_all_of_the_contract(document: Any, tiny_model: Path) -> None:
     assert made["versions"].keys() == {"forerun", "python"}
     for stats in made["drafters"].values():
         assert stats.keys() >= {"drafts", "drafted", "accepted", "drafted_at", "accepted_at", "seconds"}
-    assert "ngram" in document("--max-tokens", "6", "--speculation", "ngram")["drafters"]
+    drafted = document("--max-tokens", "20", "--speculation", "ngram")
+    assert "ngram" in drafted["drafters"]
+    assert drafted["speculation"]["bonus"] == drafted["drafters"]["ngram"]["drafts"] > 0
+    assert drafted["speculation"]["verify_s"] > 0
+    assert sum(drafted["speculation"]["decisions"].values()) > 0
+    plain = document("--max-tokens", "6", "--speculation", "off")["speculation"]
+    assert (plain["bonus"], plain["verify_s"]) == (0, 0)
     first, second = made["choices"]
     assert first["token_ids"] != second["token_ids"]
     for choice in (first, second):

@@ -74,6 +74,9 @@ class EngineCollector(Collector):
         by_drafter = dict(stats.by_drafter)
         yield from _drafters(by_drafter)
         yield _counter("forerun_bonus_tokens", "Tokens beside accepted drafts in steps with a draft.", stats.bonus)
+        yield _counter(
+            "forerun_verify_seconds", "Time in forward passes and draws of steps with a draft.", stats.verify_s
+        )
         yield _counter("forerun_dropped_draft_tokens", "Drafts that were impossible.", stats.dropped_nodes)
         yield _counter(
             "forerun_allocator_decisions",
