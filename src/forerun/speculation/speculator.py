@@ -96,12 +96,16 @@ class Speculator:
         """Names of the drafters joined by "+", "off" without one."""
         return "+".join(drafter.name for drafter in self.drafters) or "off"
 
+    @property
+    def names(self) -> list[str]:
+        """Drafters that a request may name: also those that draft only for requests which guide them."""
+        return [drafter.name for drafter in (*self.drafters, *self.guides)]
+
     def check(self, request: Request) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
         wanted = request.params.speculation
-        names = [drafter.name for drafter in (*self.drafters, *self.guides)]
-        if wanted.drafter not in (None, "off", *names):
-            known = ", ".join(["off", *names])
+        if wanted.drafter not in (None, "off", *self.names):
+            known = ", ".join(["off", *self.names])
             raise RequestError(
                 f"drafter {wanted.drafter!r} is not loaded here: choose one of {known}", param="speculation"
             )
