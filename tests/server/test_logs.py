@@ -105,7 +105,7 @@ def test_a_refused_request_says_why(server, written, wait_until):
     first, second = requests(written)
     assert (first["status"], first["reason"]) == (400, "invalid_value")
     assert "temperature" in first["error"]
-    assert (second["status"], second["reason"]) == (404, "http_404")
+    assert (second["status"], second["reason"]) == (404, "not_found")
 
 
 def test_health_and_metrics_are_not_logged(server, written, wait_until):

@@ -9,6 +9,8 @@ from tests.server.conftest import MODEL, Server, serving
 
 TEXT = "naïve 你好 <|im_end|> end"
 
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
 
 class TestModels:
     def test_the_served_model_goes_by_its_names_only(self, server: Server):
@@ -41,6 +43,7 @@ class TestTokens:
         assert found["tokens"] == server.llm.tokenizer.encode_prompt(TEXT)
         assert found["count"] == len(found["tokens"])
         assert self.ask(server, "/detokenize", tokens=found["tokens"]).json()["text"] == TEXT
+        assert self.ask(server, "/tokenize", prompt=TEXT).json() == found
 
     def test_control_tokens_are_plain_text_when_asked(self, server: Server):
         plain = self.ask(server, "/tokenize", text="<|im_end|>", add_special_tokens=False).json()
@@ -62,6 +65,14 @@ class TestTokens:
             ("/tokenize", {}, "text or messages"),
             ("/tokenize", {"text": "x", "messages": [{"role": "user", "content": "x"}]}, "text or messages"),
             ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "belongs"),
+            ("/tokenize", {"text": "x", "prompt": "x"}, "text or messages"),
+            ("/detokenize", {"tokens": [1], "prompt": "x"}, "pass tokens"),
+            ("/v1/chat/completions", {"model": MODEL, "messages": [], "prompt": "x"}, "must not be empty"),
+            ("/v1/chat/completions", {"model": MODEL, "prompt": "x", **CHAT}, "pass those"),
+            ("/v1/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": []}]}, "not be empty"),
+            ("/v1/completions", {"model": MODEL, "prompt": []}, "prompt must not be empty"),
+            ("/v1/completions", {"model": MODEL, "prompt": "x", "logit_bias": {"5": 100.5}}, "logit_bias"),
+            ("/v1/chat/completions", {"model": MODEL, **CHAT, "logit_bias": {"5": -101}}, "logit_bias"),
             ("/detokenize", {"tokens": [10**6]}, "vocabulary"),
             ("/detokenize", {"tokens": [-1]}, "greater"),
             ("/detokenize", {"tokens": ["a"]}, "integer"),
@@ -130,10 +141,21 @@ class TestRefusedEndpoints:
         with pytest.raises(openai.NotFoundError, match="embeddings need a model"):
             server.openai.embeddings.create(model=MODEL, input="x")
 
+    def test_a_body_of_another_type_is_told_so(self, server: Server):
+        answer = server.http.post("/tokenize", content=b'{"text": "x"}', headers={"Content-Type": "text/plain"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "invalid_content_type"
+        assert "'text/plain': send application/json" in answer.json()["error"]["message"]
+        right = {"Content-Type": "application/json; charset=utf-8"}
+        assert server.http.post("/tokenize", content=b'{"text": "x"}', headers=right).status_code == 200
+
     def test_an_unknown_path_is_an_error_document_too(self, server: Server):
         answer = server.http.get("/v2/anything")
         assert answer.status_code == 404
-        assert answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "not_found"
+        assert "'/v2/anything'" in answer.json()["error"]["message"]
+        assert "/v1/capabilities" in answer.json()["error"]["message"]
         wrong = server.http.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-        assert wrong.json()["error"]["message"]
+        assert wrong.json()["error"]["code"] == "method_not_allowed"
+        assert "use POST" in wrong.json()["error"]["message"]

@@ -77,9 +77,15 @@ def _answer_errors(app: FastAPI) -> None:
         return error_response(api_error(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(refusal(error.errors(), error.body))
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(refusal(error.errors(), error.body, request.url.path))
 
     @app.exception_handler(HTTPException)
-    async def other(_request: Request, error: HTTPException) -> JSONResponse:
-        return error_response(ApiError(error.status_code, str(error.detail), headers=error.headers))
+    async def other(request: Request, error: HTTPException) -> JSONResponse:
+        path, allowed = repr(request.url.path[:200]), (error.headers or {}).get("Allow")
+        told = {
+            404: ("not_found", f"there is no path {path} here: GET /v1/capabilities lists what there is"),
+            405: ("method_not_allowed", f"{path} does not take {request.method}: use {allowed or 'another method'}"),
+        }
+        code, message = told.get(error.status_code, (None, str(error.detail)))
+        return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))

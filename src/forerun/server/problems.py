@@ -5,7 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from forerun.server.errors import ApiError
-from forerun.server.schema.refused import REFUSED_OPTIONS
+from forerun.server.schema.refused import REFUSED_AT, REFUSED_OPTIONS
 
 MAX_SPELLED = 200  # characters of a place: clients choose the names of options
 
@@ -17,18 +17,21 @@ _CODES = {
 }
 
 
-def refusal(problems: Seq[Mapping[str, Any]], body: Any) -> ApiError:
+def refusal(problems: Seq[Mapping[str, Any]], body: Any, path: str = "") -> ApiError:
     """The answer to a body that does not fit its schema.
 
     The first option at fault is named. An option that may have several forms is at fault once for each of them; of
-    these the complaint that came furthest into the body tells most.
+    these the complaint that came furthest into the body tells most, and of those that it is empty.
+
+    path  of the endpoint, for what is right elsewhere
     """
+    refused = REFUSED_OPTIONS | REFUSED_AT.get(path, {})
     placed = [(_place(problem, body), problem) for problem in problems]
     options = [place[:1] for place, _ in placed]
     of_first = [pair for pair, option in zip(placed, options, strict=True) if option == options[0]]
-    place, problem = max(of_first, key=lambda pair: (pair[1]["type"] in _CODES, len(pair[0])))
+    place, problem = max(of_first, key=lambda pair: (pair[1]["type"] in _CODES, len(pair[0]), _is_empty(pair[1])))
     param = _spell(place) or None
-    return ApiError(400, _sentence(problem, place, param), param=param, code=_code(problem, place))
+    return ApiError(400, _sentence(problem, place, param, refused), param=param, code=_code(problem, place, refused))
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
@@ -59,14 +62,20 @@ def _spell(place: Seq[str | int]) -> str:
     return spelled if len(spelled) <= MAX_SPELLED else f"{spelled[:MAX_SPELLED]}..."
 
 
-def _is_refused(problem: Mapping[str, Any], place: Seq[str | int]) -> bool:
-    return problem["type"] == "extra_forbidden" and len(place) == 1 and place[0] in REFUSED_OPTIONS
+def _is_refused(problem: Mapping[str, Any], place: Seq[str | int], refused: Mapping[str, str]) -> bool:
+    return problem["type"] == "extra_forbidden" and len(place) == 1 and place[0] in refused
 
 
-def _sentence(problem: Mapping[str, Any], place: Seq[str | int], param: str | None) -> str:
+def _is_empty(problem: Mapping[str, Any]) -> bool:
+    return bool(problem["type"] == "too_short" and problem["ctx"]["actual_length"] == 0)
+
+
+def _sentence(problem: Mapping[str, Any], place: Seq[str | int], param: str | None, refused: Mapping[str, str]) -> str:
     what = param or "the body"
-    if _is_refused(problem, place):
-        return f"{what} cannot be honoured: {REFUSED_OPTIONS[str(place[0])]}"
+    if _is_refused(problem, place, refused):
+        return f"{what} cannot be honoured: {refused[str(place[0])]}"
+    if _is_empty(problem):
+        return f"{what} must not be empty"
     if problem["type"] == "extra_forbidden":
         return f"{what} is not an option here: leave it out"
     if problem["type"] == "missing":
@@ -76,7 +85,7 @@ def _sentence(problem: Mapping[str, Any], place: Seq[str | int], param: str | No
     return f"{what}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
 
 
-def _code(problem: Mapping[str, Any], place: Seq[str | int]) -> str:
-    if _is_refused(problem, place):
+def _code(problem: Mapping[str, Any], place: Seq[str | int], refused: Mapping[str, str]) -> str:
+    if _is_refused(problem, place, refused):
         return "unsupported_parameter"
     return _CODES.get(problem["type"], "invalid_value")

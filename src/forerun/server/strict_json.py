@@ -25,6 +25,10 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
+            kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+            if self.body_field is not None and kind != "application/json" and not kind.endswith("+json"):
+                said = f"the body has the Content-Type {kind[:60]!r}: send application/json"
+                raise ApiError(400, said, code="invalid_content_type")
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strict

@@ -38,11 +38,10 @@ async def detokenize(body: DetokenizeRequest, service: Serving) -> Detokenized:
 
 def _ids(body: TokenizeRequest, service: Service) -> list[int]:
     tokenizer = service.llm.tokenizer
-    if body.text is None:
+    text = body.plain
+    if text is None:
         messages = [template_message(message) for message in body.messages or ()]
         return chat_prompt(messages, body.chat_template_kwargs, service)
     return (
-        tokenizer.encode(body.text, special=False)
-        if body.add_special_tokens is False
-        else (tokenizer.encode_prompt(body.text))
+        tokenizer.encode(text, special=False) if body.add_special_tokens is False else (tokenizer.encode_prompt(text))
     )

@@ -85,9 +85,9 @@ class SamplingOptions(HarmlessOptions, GuidedOptions):
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0, description="over prompt and answer; 1 is off")
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = Field(
-        None, description="token ids to what is added to their logits"
-    )
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None
+    ) = Field(None, description="token ids to what is added to their logits")
     seed: int | None = Field(None, ge=-(2**127), lt=2**127, description="repeats an answer; one is drawn otherwise")
     stop: str | list[str] | None = Field(None, description="strings that end the answer, at most 64")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=_LARGEST)]] | None = None

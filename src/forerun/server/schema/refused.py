@@ -30,6 +30,12 @@ REFUSED_OPTIONS = {
     "prompt": "stored prompt templates belong to OpenAI's platform: pass input",
 }
 
+# Options that are right elsewhere, by path.
+REFUSED_AT = {
+    "/v1/chat/completions": {"prompt": "a chat is read from messages: pass those, or ask /v1/completions"},
+    "/detokenize": {"prompt": "it turns token ids into text: pass tokens", "text": "pass tokens, or ask /tokenize"},
+}
+
 # Values of an option that has others, by (option, what is asked).
 REFUSED_VALUES = {
     "store": "answers are not stored: pass false or leave it out",

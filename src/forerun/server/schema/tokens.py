@@ -14,6 +14,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = Field(None, description="the served model's name")
     text: str | None = None
+    prompt: str | None = Field(None, description="the same as text, which vLLM names so")
     add_special_tokens: bool | None = Field(
         None, description="with text: begin as a prompt does (default) and read the text's control tokens as such"
     )
@@ -22,14 +23,19 @@ class TokenizeRequest(Schema):
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":
-        if (self.text is None) == (self.messages is None):
+        if sum(given is not None for given in (self.text, self.prompt, self.messages)) != 1:
             raise PydanticCustomError("one_of", "pass text or messages, one of them", {"param": "text"})
-        if self.text is None and self.add_special_tokens is not None:
+        if self.messages is not None and self.add_special_tokens is not None:
             sentence = "it belongs to text: a conversation has its own"
             raise PydanticCustomError("one_of", sentence, {"param": "add_special_tokens"})
-        if self.text is not None and self.chat_template_kwargs is not None:
+        if self.messages is None and self.chat_template_kwargs is not None:
             raise PydanticCustomError("one_of", "it belongs to messages", {"param": "chat_template_kwargs"})
         return self
+
+    @property
+    def plain(self) -> str | None:
+        """The text, by either name; None for a conversation."""
+        return self.prompt if self.text is None else self.text
 
 
 class DetokenizeRequest(Schema):
