@@ -267,12 +267,12 @@ def test_slow_headers_end_the_connection_and_slow_bodies_get_408(start: Start) -
                 pass
             return answer
 
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     assert talk() == b""
     assert talk(head, b"X: ", *[b"y"] * 2) == b""
     assert b" 408 " in talk(head + b"Content-Length: 100\r\n\r\n{").partition(b"\r\n")[0]
     # A connection that is used again has its time anew, for a further request that trickles.
-    answer = talk(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health")
+    answer = talk(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health")
     assert answer.count(b" 200 OK") == 1
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/health").status_code == 200

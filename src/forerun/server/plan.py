@@ -9,18 +9,18 @@ from forerun.config import SpeculationConfig
 from forerun.llm import LLM
 from forerun.machine import available_memory
 from forerun.server.config import ServerConfig
+from forerun.server.hosts import LOOPBACK
 from forerun.server.logs import fields
 from forerun.server.preparing import Prepared
 
 log = logging.getLogger("forerun.plan")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def log_plan(llm: LLM, config: ServerConfig, prepared: Prepared, speculation: SpeculationConfig) -> None:
     """Log the plan, one line for each part, and warn where the server is open to the network."""
     for part, values in make_plan(llm, config, prepared, speculation).items():
         log.info("plan: %s", part, extra=fields(**values))
-    if config.host not in _LOOPBACK and not prepared.access.num_keys:
+    if config.host not in LOOPBACK and not prepared.access.num_keys:
         log.warning("anybody who reaches %s may use this server: give it an API key", prepared.url(config.host))
 
 
