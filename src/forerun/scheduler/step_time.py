@@ -18,6 +18,7 @@ MAX_TRACE = 1e3  # of the covariance
 ROW_SCALE, KEY_SCALE = 1e-2, 1e-5  # bring the three features to a similar size
 PLAIN_EVERY = 16  # steps, when prompts are limited by time
 OUTLIER = 1.5  # a plain step that takes more times what was predicted counts as this: the machine was busy elsewhere
+DEAREST = 3.0  # times a decoded row, which a prompt's row will not cost
 LEARNED = 10.0  # the same for the coefficients, which may have been far off
 SHORTEST_S = 1e-3  # what a step may always count as, so that little is predicted of nothing
 
@@ -52,9 +53,10 @@ class StepTime:
             self._learn(_features(rows, keys), min(seconds, max(LEARNED * predicted, SHORTEST_S)))
         elif rows:
             self._since_plain += 1
-            row, key = self._row_and_key
-            # Not bounded: to believe that prompts cost little would fill the steps with them.
-            self._prompts.observe(seconds - self.predict(rows, keys), row * prompt_rows + key * prompt_keys)
+            plain_s, row, key = self.predict(rows, keys), *self._row_and_key
+            predicted = row * prompt_rows + key * prompt_keys
+            # Bounded by what many rows may cost, not by what is believed: that they cost little must be unlearned fast.
+            self._prompts.observe(min(seconds - plain_s, plain_s + DEAREST * predicted), predicted)
 
     def rows_within(self, seconds: float, context: int, limit: int) -> int:
         """Most rows of one prompt's chunk that starts at `context` so that they add at most `seconds`."""
