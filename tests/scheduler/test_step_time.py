@@ -137,7 +137,7 @@ def test_a_hiccup_of_a_plain_step_fills_no_step_with_prompts():
 
 def test_a_hiccup_beside_a_prompt_does_not_hold_the_next_rows_back():
     model = StepTime()
-    for step in range(100):
+    for _ in range(100):
         model.observe(4, 400, 5e-3)
         model.observe(4, 400, 7.5e-3, 8, 800)
     before = model.rows_within(2.5e-3, 100, 512)
