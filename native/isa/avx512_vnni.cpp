@@ -33,7 +33,7 @@ namespace avx512_vnni {
 
 static constexpr KernelTable make_int16_table(const char* name) {
     KernelTable table = make_table(name);
-    table.sums_per_tile = kFactsPerTile;
+    table.sums_per_tile = 0;
     table.packed_takes_int16 = true;
     return table;
 }

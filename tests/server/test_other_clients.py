@@ -18,6 +18,7 @@ LITELLM = """
 import sys
 import litellm
 
+litellm.suppress_debug_info = True  # written on standard output
 url, model, text = sys.argv[1:]
 options = dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key="unused", max_tokens=12, temperature=0)
 messages = [{"role": "user", "content": text}]

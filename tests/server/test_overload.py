@@ -15,7 +15,6 @@ from forerun.machine import resident_memory
 from forerun.server.config import ServerConfig
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
-NUM_REQUESTS = 10_000
 NUM_CONNECTIONS = 500
 MAX_WAITING = 24
 BODY = json.dumps({"model": MODEL, "prompt": "one two three", "max_tokens": 6, "temperature": 0}).encode()
@@ -64,14 +63,15 @@ async def send_all(server: Server, count: int) -> list[tuple[int, dict[str, str]
     return answers
 
 
-def test_ten_thousand_requests(small: Server, wait_until) -> None:
+@pytest.mark.parametrize("num_requests", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_requests_at_once(small: Server, wait_until, num_requests: int) -> None:
     small.http.post("/v1/completions", content=BODY, headers={"Content-Type": "application/json"})
     before = resident_memory() or 0
     most_open = 0
 
     async def scenario() -> list[tuple[int, dict[str, str], bytes]]:
         nonlocal most_open
-        each = NUM_REQUESTS // NUM_CONNECTIONS
+        each = num_requests // NUM_CONNECTIONS
         tasks = [asyncio.ensure_future(send_all(small, each)) for _ in range(NUM_CONNECTIONS)]
         while not all(task.done() for task in tasks):
             scheduler = small.llm.engine.scheduler
@@ -82,8 +82,8 @@ def test_ten_thousand_requests(small: Server, wait_until) -> None:
     answers = asyncio.run(asyncio.wait_for(scenario(), 240))
     statuses = collections.Counter(status for status, _, _ in answers)
     assert statuses.keys() == {200, 503}
-    assert sum(statuses.values()) == NUM_REQUESTS
-    assert statuses[503] > NUM_REQUESTS // 10
+    assert sum(statuses.values()) == num_requests
+    assert statuses[503] > num_requests // 10
     assert len({json.loads(body)["choices"][0]["text"] for status, _, body in answers if status == 200}) == 1
     for status, headers, body in answers:
         if status == 503:
