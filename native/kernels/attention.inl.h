@@ -9,9 +9,8 @@
 // nothing else: not on how rows are grouped (a group only shares loads), nor on where in memory a key lies.
 //
 // A task of few queries takes a chunk of several key/value heads, one after the other, before the next chunk: they lie
-// beside each other, and meanwhile the lines of the next chunk are fetched. A task of many queries first turns a
-// chunk's keys and values into float32, once for all of them. A tree row's keys behind the root lie in its ancestors'
-// slots; they are copied to where plain decoding would have them, see assemble().
+// beside each other, and meanwhile the lines of the next chunk are fetched. A tree row's keys behind the root lie in
+// its ancestors' slots; they are copied to where plain decoding would have them, see assemble().
 //
 // Source: Milakov and Gimelshein, Online normalizer calculation for softmax; Dao, FlashAttention-2.
 // Differs: fixed chunks and spans of logical positions instead of tiles that depend on the shape of the call.
@@ -19,6 +18,8 @@
 // One task and the memory that its thread works in. A pair is a query of one of the task's key/value heads; its state
 // is m, l, padding to a cache line, then o.
 struct PlainTask {
+    PlainTask(const AttentionArgs& for_args, const AttentionTask& for_task) : args(for_args), task(for_task) {}
+
     const AttentionArgs& args;
     const AttentionTask& task;
     int queries;           // of each head
@@ -135,7 +136,7 @@ FORERUN_INLINE ChunkView<float> copied_chunk(const PlainTask& t) {
     return view;
 }
 
-// Copies a chunk into float32, and fetches `next`.
+// Copies a chunk into float32, for tree rows, and fetches `next`.
 template <class T>
 static void copy_chunk(const PlainTask& t, const ChunkView<T>& view, const ChunkView<T>& next) {
     const int head_dim = t.head_dim();
@@ -225,7 +226,6 @@ static void attend_chunk(const PlainTask& t, int head, int start, const ChunkVie
     const int head_dim = t.head_dim();
     const auto is_private = [&](int row) { return t.args.ancestors[row] > 1 && start + kChunk > t.context; };
     const int num_sets = (t.queries + kMaxSet - 1) / kMaxSet, most = (t.queries + num_sets - 1) / num_sets;
-    const bool copies = sizeof(T) != sizeof(float) && num_sets > 2;
     const ChunkView<float> copy = copied_chunk(t);
     int copied = 0;  // groups of the task's own chunk that are as in the store
     const auto need_copied = [&](int groups) {
@@ -242,9 +242,6 @@ static void attend_chunk(const PlainTask& t, int head, int start, const ChunkVie
             need_copied(shared);
             assemble<T>(t, head, row, start, shared, end);
             copied = shared;
-            attend_sized<kMaxSet>(set, copy, copy, head_dim, t.weights);
-        } else if (copies) {
-            need_copied(kGroupsPerChunk);
             attend_sized<kMaxSet>(set, copy, copy, head_dim, t.weights);
         } else {
             attend_sized<kMaxSet>(set, view, next, head_dim, t.weights);
@@ -305,7 +302,7 @@ FORERUN_INLINE bool sees_span(VisibleRange visible, int span) {
 
 template <class T>
 static void attention(const AttentionArgs& args, const AttentionTask& task, float* memory) {
-    PlainTask t{.args = args, .task = task};
+    PlainTask t(args, task);
     describe_task(t, memory);
     scale_queries(t);
     const int head_dim = t.head_dim(), pairs = t.pairs();

@@ -25,8 +25,8 @@ class Attention:
         self.program = _native.Program(table, pool, LAST, LAST, 4096)
         widths = (num_heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         views = [_native.View(self.program.add_buffer(width, False), 0, width) for width in widths]
-        for seed, view in enumerate(views):
-            self.program.embed(pack(exact((LAST, view.width), seed), pool), view)
+        for seed, (view, width) in enumerate(zip(views, widths, strict=True)):
+            self.program.embed(pack(exact((LAST, width), seed), pool), view)
         self.program.write_kv(0, views[1], views[2], kv_heads)
         self.program.attention(0, views[0], num_heads, kv_heads, head_dim**-0.5, 0, views[0])
         out = _native.View(self.program.add_buffer(widths[0], True), 0, widths[0])
