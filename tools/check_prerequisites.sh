@@ -4,7 +4,8 @@
 #   check_prerequisites.sh [PYTHON]              one line per missing thing on stderr, exit code 1 if there is any
 #   check_prerequisites.sh --packages [PYTHON]   the missing things as Debian package names on stdout, exit code 0,
 #                                                and what only the tests need: chromium, without which those of the
-#                                                server's page are skipped
+#                                                server's page are skipped, and Node.js with npm, without which that of
+#                                                OpenAI's client for JavaScript is
 #
 # CMake and Ninja are not looked for: pip brings them when the system has none.
 set -eu
@@ -48,6 +49,8 @@ command -v make >/dev/null 2>&1 || lacks make "make (package make)"
 
 if [ "$list_packages" = yes ]; then
     command -v chromium >/dev/null 2>&1 || packages="$packages chromium"
+    command -v node >/dev/null 2>&1 || packages="$packages nodejs"
+    command -v npm >/dev/null 2>&1 || packages="$packages npm"
     echo $packages
     exit 0
 fi

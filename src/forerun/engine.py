@@ -268,7 +268,13 @@ class Engine:
         self._clock.end_phase("draw")
         self.stats.forward_s += seconds
         keys = sum(batch.positions.tolist()) + batch.num_rows
-        self.scheduler.step_time.observe(batch.num_rows, keys, seconds)
+        reading = [share for share in shares if share.num_tokens > 1 or not share.draws]
+        prompts = [(share.num_tokens, share.sequence.num_computed) for share in reading]
+        prompt_rows = sum(count for count, _ in prompts)
+        prompt_keys = sum(count * context + count * (count + 1) // 2 for count, context in prompts)
+        self.scheduler.step_time.observe(
+            batch.num_rows - prompt_rows, keys - prompt_keys, seconds, prompt_rows, prompt_keys
+        )
         outcomes = iter(verified)
         by_share = [next(outcomes) if tree is not None else None for tree in trees]
         return _Result(shares, by_share, drawn, batch, result, scores, seconds, keys)

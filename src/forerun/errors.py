@@ -41,6 +41,10 @@ class RequestError(UsageError):
         self.param = param
 
 
+class GrammarError(ForerunError):
+    """A request's grammar takes more at some place of the text than it may; the request ends there."""
+
+
 class ModelNotFound(UsageError):
     """The model reference is no file, folder, alias or hub id."""
 

@@ -281,6 +281,7 @@ class LLM:
                 max_num_seqs=options.max_num_seqs,
                 max_model_len=self.max_model_len,
                 max_chunk=options.max_chunk,
+                prefill_slowdown=options.prefill_slowdown,
             ),
             CacheConfig(kv_blocks or layout.num_blocks, layout.block_size, layout.codecs, options.prefix_caching),
         )
@@ -316,9 +317,9 @@ class LLM:
     ) -> None:
         """Restart the engine with other settings and an empty cache, keeping weights and KV memory.
 
-        Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk, and
-        max_rows and max_outputs up to what the model was loaded with. A Drafter is used as it is. `kv_blocks` limits
-        the engine to so many blocks of the KV memory. Raises UsageError while requests are running.
+        Of `options` those apply that need no other weights or memory: prefix_caching, max_num_seqs, max_chunk,
+        prefill_slowdown, and max_rows and max_outputs up to what the model was loaded with. A Drafter is used as it is.
+        `kv_blocks` limits the engine to so many blocks of the KV memory. Raises UsageError while requests are running.
         """
         if self.engine.has_work:
             raise UsageError("the engine has unfinished requests: finish or close them first")

@@ -21,6 +21,7 @@ class EngineOptions:
     max_rows        rows of one step, which bounds prefill chunks
     max_outputs     rows of one step whose logits are computed: drawing sequences and their draft nodes
     max_chunk       longest prefill chunk of one sequence, 0 for no limit of its own
+    prefill_slowdown  how many times the plain decoding of others a step may take in which a prompt is read beside them
     fault           deliberate damage, for `forerun verify --self-test` only
     drafter_files   folder of what drafters keep between runs; None: the user's cache
     check_drafters  answer a few short prompts with each drafter that runs a model once it is loaded, and log a warning
@@ -38,6 +39,7 @@ class EngineOptions:
     max_rows: int = 512
     max_outputs: int = 96
     max_chunk: int = 0
+    prefill_slowdown: float = 1.5
     fault: str | None = None
     drafter_files: Path | None = None
     check_drafters: bool = True

@@ -8,7 +8,7 @@ import pytest
 from forerun.bench.prompts import own_prompts, text_lines
 from forerun.bench.serving import ServingRun, ServingWish, bench_serving, bodies, percentile
 from forerun.bench.serving_client import Exchange, Reply, Target, read_reply
-from forerun.bench.serving_interference import Interference, measure_interference
+from forerun.bench.serving_interference import Interference, LongPrompts, measure_interference
 from forerun.bench.serving_report import document, markdown
 from forerun.errors import UsageError
 
@@ -162,6 +162,12 @@ class _Tiny(asyncio.Protocol):
         ]
         self.transport.write(HEAD + b"".join(chunk(document) for document in raw) + chunk(b"[DONE]") + b"0\r\n\r\n")
         self.transport.close()
+
+
+def test_long_prompts_begin_like_none_before():
+    texts = [writer.next(200) for writer in (LongPrompts(0), LongPrompts(0)) for _ in range(2)]
+    assert len({text[:40] for text in texts}) == 4
+    assert {len(text) for text in texts} == {200}
 
 
 def test_loops_and_interference_against_a_server():

@@ -18,7 +18,7 @@ def test_it_starts_a_server_measures_and_writes(tiny_model, tmp_path, capsys):
     ]
     assert {run["output_tokens"] for run in found["runs"]} == {32}
     assert found["start_s"] > 0
-    assert found["prompts"] == "forerun-prompts-1"
+    assert found["prompts"] == "forerun-prompts-2"
     assert json.loads((tmp_path / "serving.json").read_text()) == found
     assert "tokens/s" in (tmp_path / "serving.md").read_text()
 

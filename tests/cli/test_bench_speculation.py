@@ -31,7 +31,7 @@ def test_table(cli: Cli, tiny_model: Path) -> None:
     assert [line.split()[:4] for line in lines[1:3]] == [["off", "copy", "1", "0"], ["ngram", "copy", "1", "0"]]
     assert "ngram: geometric mean" in ran.out
     assert "No verdict on speed: 3 pairs, and 7 are needed for one." in ran.out
-    assert "prompts forerun-prompts-1, prefix cache off" in lines[-1]
+    assert "prompts forerun-prompts-2, prefix cache off" in lines[-1]
 
 
 def test_json_and_files(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from forerun.cli.serve_options import Keys, Load, Reach, Running, server_config
 from tests.cli.conftest import Cli
 from tests.logging_state import kept_logging
 
@@ -59,6 +60,7 @@ def test_a_port_in_use(cli: Cli, taken: int) -> None:
         (["--max-body", "much"], "no size"),
         (["--requests-per-minute", "0"], "'--requests-per-minute'"),
         (["--max-num-seqs", "0"], "'--max-num-seqs'"),
+        (["--prefill-slowdown", "0.5"], "'--prefill-slowdown'"),
         (["--speculation", "nobody"], "unknown drafter"),
     ],
 )
@@ -87,3 +89,18 @@ def test_a_model_that_is_not_there(cli: Cli) -> None:
     ran = cli(*NO_MODEL, "--port", "0")
     assert ran.code == 2
     assert "/nowhere/at-all.gguf" in ran.err
+
+
+def test_names_for_clients(tmp_path: Path) -> None:
+    """A model named by its path goes by its file's name; names that are given stand alone, the first one first."""
+    file = tmp_path / "small.gguf"
+    file.touch()
+
+    def names(model: str, given: list[str] | None = None) -> tuple[str, ...]:
+        config = server_config(Reach(served_model_name=given), Keys(), Load(), Running(), model)
+        return (config.served_model, *config.model_aliases)
+
+    assert names(str(file)) == ("small", str(file))
+    assert names(str(tmp_path)) == (tmp_path.name, str(tmp_path))
+    assert names("smollm2-135m") == ("smollm2-135m",)
+    assert names(str(file), ["first", "second"]) == ("first", "second")

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from forerun.errors import RequestError, UsageError
+from forerun.errors import GrammarError, RequestError, UsageError
 from forerun.grammar.compiler import GrammarCompiler
 from forerun.grammar.compose import behind_thought, lark_of, literal, without
 from forerun.grammar.source import MAX_SOURCE_BYTES, Grammar
@@ -110,7 +110,7 @@ def test_a_fork_is_independent():
 
 def test_a_token_that_is_not_allowed_is_an_error():
     mask = mask_of(Grammar.regex("ab"))
-    with pytest.raises(RuntimeError, match="the grammar cannot go on"):
+    with pytest.raises(GrammarError, match="the grammar cannot go on"):
         mask.advance(SMOL.encode("x")[0])
 
 

@@ -3,6 +3,7 @@
 Real grammars on a tiny model with native kernels; with the models of FORERUN_TEST_MODELS in the slow set.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from forerun.generation import make_request, under_grammar
 from forerun.grammar.source import Grammar
 from forerun.results import Generation
 from forerun.sequence import SpeculationParams
+from tests.text.vocabularies import byte_level
+from tests.tiny import tiny_spec, write_tiny_gguf
 
 SCHEMA = {
     "type": "object",
@@ -60,6 +63,17 @@ Facts = list[tuple[Any, ...]]
 def llm(tiny_model: Path) -> LLM:
     options = EngineOptions(max_num_seqs=8, max_outputs=200)
     return LLM(str(tiny_model), speculation="off", threads=1, max_model_len=512, options=options)
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller model with the same vocabulary, to draft with."""
+    _, vocabulary = byte_level("smollm")
+    path = tmp_path_factory.mktemp("drafts") / "other.gguf"
+    write_tiny_gguf(
+        path, tiny_spec(layers=1, vocab=len(vocabulary["tokenizer.ggml.tokens"])), seed=7, metadata=vocabulary
+    )
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -125,6 +139,18 @@ def test_every_drafter_says_what_plain_decoding_says(llm: LLM, plain, drafter: s
     stats = llm.engine.speculator.stats
     assert stats.drafter_errors == 0
     assert stats.by_drafter["grammar"].accepted > 0
+
+
+@pytest.mark.parametrize("depth", [1, 4, 15])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "draft-model", "self-int4", "early-exit", "draft-model+suffix"])
+def test_no_depth_of_any_drafter_changes_anything(llm: LLM, other_model: Path, plain, drafter: str, depth: int) -> None:
+    options = {"draft-model.model": str(other_model)} if "draft-model" in drafter else {}
+    llm.reconfigure(speculation=dataclasses.replace(fixed(drafter, depth), options=options))
+    for (name, method), expected in plain.items():
+        assert facts(llm.generate(PROMPTS, params_of(method), grammar=GRAMMARS[name])) == expected, (name, method)
+    stats = llm.engine.speculator.stats
+    assert stats.drafter_errors == 0
+    assert stats.accepted > 0
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -171,9 +171,10 @@ class TestPrefill:
 
     def test_several_prompts_share_the_rows(self):
         engine = Setup(max_rows=60).engine()
-        for seed, length in enumerate((100, 10, 100)):
+        for seed, length in enumerate((100, 90, 10)):
             engine.add(request(prompt_of(seed, length), max_tokens=2))
-        assert self.chunks(engine)[0] == {0: 25, 1: 10, 2: 25}
+        # each gets one, of the other 57 half go to the shortest, which takes 10 in all: its rest goes to the next one
+        assert self.chunks(engine)[0] == {2: 10, 1: 39, 0: 11}
 
     def test_a_long_prompt_advances_while_others_decode_however_slow_the_machine(self):
         engine = Setup(max_rows=128).engine()
@@ -194,6 +195,17 @@ class TestPrefill:
         engine.step()
         engine.add(request(prompt_of(2, 120), max_tokens=2))
         assert [taken[1] for taken in self.chunks(engine) if 1 in taken] == [48, 48, 24]
+
+    def test_prompts_that_come_together_count_as_decoding_but_for_one(self):
+        engine = Setup(max_rows=128).engine()
+        engine.scheduler.step_time = StepTime(0.05, 2e-3, 0.0)
+        engine.scheduler.step_time.observe = lambda *_: None
+        engine.add(request(prompt_of(1, 5), max_tokens=40, ignore_eos=True))
+        engine.step()
+        for seed in (2, 3, 4):
+            engine.add(request(prompt_of(seed, 100), max_tokens=2))
+        # 1.5 times the step of three rows, 56 ms, is 84 ms: 32 beside the 52 of the one that decodes
+        assert sum(self.chunks(engine)[0].values()) == 16
 
     def test_more_prompts_than_rows_all_advance(self):
         """Every running sequence gets a row in every step, so many short prompts cannot starve a long one."""

@@ -96,7 +96,8 @@ def test_requests_a_minute(keyed):
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["1", "0", "0"]
     assert 1 <= int(answers[2].headers["retry-after"]) <= 30
-    assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+    error = answers[2].json()["error"]
+    assert (error["code"], error["type"], error["param"]) == ("rate_limit_exceeded", "requests", None)
     client = openai.OpenAI(base_url=f"{keyed.url}/v1", api_key="key-of-slow", max_retries=0)
     with pytest.raises(openai.RateLimitError), client:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}])
@@ -117,7 +118,16 @@ def test_tokens_a_minute_and_of_one_request(keyed):
     assert whole["choices"][0]["finish_reason"] == "length"
     answers = [ask(keyed, "key-of-few-1", max_tokens=50) for _ in range(4)]
     assert answers[-1].status_code == 429
-    assert answers[-1].json()["error"]["code"] == "rate_limit_exceeded"
+    error = answers[-1].json()["error"]
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "tokens")
+
+
+def test_a_continuation_that_names_no_length_is_cut_at_the_key_s(tiny_model):
+    config = ServerConfig(served_model=MODEL, keys=KeySources(limits=KeyLimits(max_output_tokens=3)))
+    with serving(tiny_llm(tiny_model), config) as server:
+        body = {"model": MODEL, "prompt": "one two", "ignore_eos": True}
+        assert server.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 3
+        assert server.http.post("/v1/completions", json=body | {"max_tokens": 4}).status_code == 400
 
 
 def test_concurrent_requests_of_one_key(keyed):
@@ -133,6 +143,7 @@ def test_concurrent_requests_of_one_key(keyed):
         next(iter(stream))
         refused = ask(keyed, "key-of-one-1")
         assert refused.status_code == 429
+        assert refused.json()["error"]["type"] == "requests"
         assert ask(keyed, "key-of-bob-1").status_code == 200
         for _ in stream:
             pass

@@ -57,12 +57,12 @@ def test_a_body_that_never_ends_is_cut_off(bounded):
 
 
 def test_a_huge_stated_length_is_refused_at_once(bounded):
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999999\r\n\r\n"
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999999\r\n\r\n"
     assert b" 413 " in talk(bounded, request).partition(b"\r\n")[0]
 
 
 def test_a_body_that_trickles_gets_408(bounded):
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{"
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"
     answer = talk(bounded, request)
     assert b" 408 " in answer.partition(b"\r\n")[0]
     assert b"connection: close" in answer.lower()

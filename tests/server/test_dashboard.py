@@ -3,16 +3,22 @@
 import asyncio
 import json
 import time
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from forerun.sequence import Request, SamplingParams
 from forerun.server import dashboard
+from forerun.server.config import ServerConfig
 from forerun.server.dashboard import NUM_ENDED, StepRecorder
 from forerun.server.dashboard_feed import SharedSampling
-from forerun.server.dashboard_snapshot import CACHED, FIRST_OWNER, SHARED, Snapshots, block_map
+from forerun.server.dashboard_snapshot import CACHED, FIRST_OWNER, OTHERS, SHARED, Snapshots, block_map
+from forerun.server.dashboard_view import seen_by
+from forerun.server.keys import KeySources
+from forerun.server.service import Tenant
 from forerun.text.detokenizer import LiveText
-from tests.server.conftest import MODEL, Server, tiny_llm
+from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
 PROMPT = tuple(range(5, 75))
 
@@ -130,6 +136,56 @@ def test_the_stream_brings_a_minute_first_and_then_what_is_new(server: Server):
         first, second = (json.loads(next(lines).removeprefix("data: ")) for _ in range(2))
     assert first.keys() == second.keys()
     assert second["index"] >= first["index"]
+
+
+def states_of(blocks: dict) -> list[int]:
+    return [state for state, length in blocks["map"] for _ in range(length)]
+
+
+class TestTenants:
+    def test_a_tenant_sees_its_own_requests_and_of_others_only_how_much(self, llm):
+        recorder = StepRecorder()
+        alice, bob = Tenant("alice", "a1"), Tenant("bob", "b2")
+        run(llm, recorder, replace(request(llm), salt="a1/"), replace(request(llm), salt="b2/x"))
+        mine, other = run(
+            llm,
+            recorder,
+            replace(request(llm, tuple(range(100, 190))), salt="a1/"),
+            replace(request(llm, tuple(range(300, 390))), salt="b2/"),
+            num_steps=3,
+        )
+        snapshot = Snapshots(llm, recorder, MODEL).take()
+        for tenant, own, foreign in ((alice, mine, other), (bob, other, mine)):
+            document = seen_by(snapshot, tenant)
+            assert [one["id"] for one in document["requests"]] == [own.id]
+            assert document["running"] == 2
+            assert len(document["ended"]) == 1
+            states = states_of(document["blocks"])
+            assert states.count(FIRST_OWNER + own.id) == len(own.block_ids)
+            assert states.count(OTHERS) == len(foreign.block_ids)
+            assert FIRST_OWNER + foreign.id not in states
+            assert all(first[0] != second[0] for first, second in pairwise(document["blocks"]["map"]))
+            assert "owners" not in document
+            assert "b2" not in json.dumps(document)
+        assert states_of(seen_by(snapshot, Tenant())["blocks"]) == states_of(snapshot["blocks"])
+        assert len(seen_by(snapshot, Tenant())["requests"]) == 2
+        while llm.engine.has_work:
+            llm.engine.step()
+
+    def test_over_http_in_the_snapshot_and_in_the_stream(self, tiny_model):
+        config = ServerConfig(served_model=MODEL, keys=KeySources(("alice:key-of-alice", "bob:key-of-bob-1")))
+        with serving(tiny_llm(tiny_model), config) as server:
+            body = {"model": MODEL, "prompt": "one two three", "max_tokens": 5}
+            keys = {name: {"X-Api-Key": key} for name, key in (("a", "key-of-alice"), ("b", "key-of-bob-1"))}
+            assert server.http.post("/v1/completions", json=body, headers=keys["a"]).status_code == 200
+            for name, number in (("a", 1), ("b", 0)):
+                document = server.http.get("/v1/dashboard", headers=keys[name]).json()
+                assert len(document["ended"]) == number
+                assert document["totals"]["requests_ended"] == 1
+                with server.http.stream("GET", "/v1/dashboard/stream", headers=keys[name]) as response:
+                    lines = (line for line in response.iter_lines() if line)
+                    for _ in range(2):
+                        assert len(json.loads(next(lines).removeprefix("data: "))["ended"]) == number
 
 
 class TestSharedSampling:

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 
+from forerun.server import async_engine
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -175,6 +176,21 @@ class TestDrafters:
             server.llm.engine.check()
 
 
+class TestStalls:
+    def test_a_step_that_does_not_end_is_told_by_every_path_of_health(self, faulty, sound, monkeypatch, wait_until):
+        release, forward = threading.Event(), faulty.llm.backend.forward
+        monkeypatch.setattr(async_engine, "STALL_S", 0.2)
+        monkeypatch.setattr(faulty.llm.backend, "forward", lambda batch: release.wait(30) and forward(batch))
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, faulty)
+            wait_until(lambda: faulty.http.get("/health/live").status_code == 503)
+            assert faulty.http.get("/health/ready").status_code == 503
+            assert faulty.http.get("/health").json()["engine"]["stalled"]
+            release.set()
+            assert asked.result().choices
+        wait_until(lambda: faulty.http.get("/health").status_code == 200)
+
+
 class TestBodies:
     """What is no good request is refused and leaves nothing behind."""
 
@@ -212,7 +228,7 @@ class TestClients:
 
     def request(self, **options) -> bytes:
         raw = json.dumps({"model": MODEL, "messages": HELLO, **options}).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(raw)}"
         return head.encode() + b"\r\n\r\n" + raw
 

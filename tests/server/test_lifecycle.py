@@ -126,7 +126,8 @@ def is_reachable(url: str) -> bool:
 
 
 def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
-    server = start("--threads", "1", "--max-num-seqs", "3", "--tokens-per-minute", "5000")
+    limits = ("--max-num-seqs", "3", "--prefill-slowdown", "2.5", "--tokens-per-minute", "5000")
+    server = start("--threads", "1", *limits)
     assert httpx.get(f"{server.url}/health/ready").json() == {"ready": True}
     plan = {line["message"].removeprefix("plan: "): line for line in server.log if line["message"].startswith("plan: ")}
     assert plan.keys() == {"model", "memory", "compute", "speculation", "limits", "address"}
@@ -135,6 +136,7 @@ def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
         3,
         5000,
     )
+    assert plan["limits"]["prefill_slowdown"] == 2.5
     assert plan["memory"]["kv_mb"] == pytest.approx(8.4, abs=0.2)
     assert plan["address"]["url"].startswith("http://127.0.0.1:")
     server.popen.send_signal(signal.SIGINT)
@@ -265,12 +267,12 @@ def test_slow_headers_end_the_connection_and_slow_bodies_get_408(start: Start) -
                 pass
             return answer
 
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     assert talk() == b""
     assert talk(head, b"X: ", *[b"y"] * 2) == b""
     assert b" 408 " in talk(head + b"Content-Length: 100\r\n\r\n{").partition(b"\r\n")[0]
     # A connection that is used again has its time anew, for a further request that trickles.
-    answer = talk(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health")
+    answer = talk(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", b"GET /health")
     assert answer.count(b" 200 OK") == 1
     with httpx.Client(base_url=server.url) as client:
         assert client.get("/health").status_code == 200

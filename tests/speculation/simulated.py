@@ -11,6 +11,7 @@ from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.allocation.allocator import Allocator
 from forerun.speculation.allocation.step_cost import MAX_ROWS, TRUSTED, StepCost
 from forerun.speculation.budget import FixedBudget, StepFacts
+from forerun.speculation.drafter import Ask
 from forerun.speculation.tree import DraftTree
 
 WRONG, RIGHT = 1, 2  # tokens: the target always says RIGHT
@@ -52,7 +53,14 @@ class FakeDrafter:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def chain(self, root: int, depth: int) -> DraftTree:
+    def chain(self, root: int, ask: Ask) -> DraftTree:
+        """As long as it is asked for, or as far as it is worth it."""
+        depth, alive = min(ask.max_depth, ask.max_nodes), 1.0
+        for level in range(1, depth if ask.worth is not None else 0):
+            alive *= ask.worth.judge(level, self.score)
+            if alive < ask.worth.least_survival:
+                depth = level
+                break
         tokens = [RIGHT if self._random.random() < self.acceptance else WRONG for _ in range(depth)]
         return DraftTree.chain(root, tokens, [self.score] * depth, self.name)
 
@@ -126,13 +134,15 @@ def simulate(
                 if not asks:
                     continue
                 totals.asked += 1
-                spent = drafter.seconds * max(ask.max_depth for ask in asks.values())
-                draft_s += spent
-                budget.drafted(drafter, list(asks.values()), spent)
+                deepest = 0
                 for i, ask in asks.items():
-                    tree = drafter.chain(trees[i].tokens[0], min(ask.max_depth, ask.max_nodes))
+                    tree = drafter.chain(trees[i].tokens[0], ask)
+                    deepest = max(deepest, tree.num_nodes)
                     tree = budget.calibrate(drafter, sequences[i], tree)
                     trees[i] = tree if trees[i].num_nodes == 0 else trees[i].merge(tree)
+                spent = drafter.seconds * deepest
+                draft_s += spent
+                budget.drafted(drafter, list(asks.values()), deepest, spent)
             trees = budget.choose(sequences, rooms, trees, 0)
         outcomes = [outcome_of(tree) for tree in trees]
         rows = sum(len(tree) for tree in trees)

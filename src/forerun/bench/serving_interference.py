@@ -1,13 +1,14 @@
 """`bench serve --long-prompt N`: what a long prompt does to the streams beside it, and they to it.
 
 N clients stream answers without end. In turns nothing else happens for a while, then a long prompt comes, each time
-another one. Compared are the times between two arrivals of text in a stream (bench/serving) that end in a quiet window
+another one; a quiet while is the last turn, too. Compared are the times between two arrivals of text in a stream (bench/serving) that end in a quiet window
 and those that end between the sending of a long prompt and its first token. The long prompt's time to first token is
 measured beside the streams and, before they start, on the idle server.
 """
 
 import asyncio
 import random
+import secrets
 import statistics
 import time
 from collections.abc import Sequence as Seq
@@ -47,7 +48,7 @@ async def measure_interference(
     target: Target, wish: ServingWish, streams: int, prompt_tokens: int, repeats: int = 3
 ) -> Interference:
     """Measure beside so many streams. Raises UsageError when a request fails."""
-    writer = _LongPrompts(wish.seed)
+    writer = LongPrompts(wish.seed)
     short = replace(wish, max_tokens=1)
 
     async def ask(chars: int) -> tuple[float, float, int]:
@@ -66,10 +67,9 @@ async def measure_interference(
         await asyncio.sleep(SETTLE_S)
         quiet, loaded = [], []
         for _ in range(repeats):
-            start = time.perf_counter()
-            await asyncio.sleep(QUIET_S)
-            quiet.append((start, time.perf_counter()))
+            quiet.append(await _quiet_window())
             loaded.append(await ask(chars))
+        quiet.append(await _quiet_window())  # attention to their own growing texts slows the streams down meanwhile
     finally:
         for task in running:
             task.cancel()
@@ -84,6 +84,12 @@ async def measure_interference(
         ttft_alone_s=statistics.median(first - start for start, first, _ in alone),
         ttft_beside_s=statistics.median(first - start for start, first, _ in loaded),
     )
+
+
+async def _quiet_window() -> tuple[float, float]:
+    start = time.perf_counter()
+    await asyncio.sleep(QUIET_S)
+    return start, time.perf_counter()
 
 
 async def _stream(target: Target, wish: ServingWish, number: int, sent: list[Exchange]) -> None:
@@ -102,17 +108,19 @@ def _within(gaps: Seq[tuple[float, float]], windows: Seq[tuple[float, float]]) -
     return tuple(gap for gap, end in gaps if any(start <= end <= stop for start, stop in windows))
 
 
-class _LongPrompts:
-    """Texts of any length from the corpus, no two of which begin alike."""
+class LongPrompts:
+    """Texts of any length from the corpus, no two of which begin alike, nor those of an earlier run, which the server
+    may have in its cache."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
+        self._mark = secrets.token_hex(8)
         self._paragraphs = [part for part in corpus.text().split("\n\n") if part.strip()]
         self._count = 0
 
     def next(self, chars: int) -> str:
         self._count += 1
-        text = f"Text {self._random.randrange(10**9)}.{self._count}.\n\n"
+        text = f"Text {self._mark}.{self._count}.\n\n"
         while len(text) < chars:
             text += self._random.choice(self._paragraphs) + "\n\n"
         return text[:chars]

@@ -23,7 +23,10 @@ def serve(model: ModelOptions, drafting: Drafting, reach: Reach, keys: Keys, loa
     speculation = drafting.chosen
     logs.configure(running.log_format, running.log_level)
     with prepare(config) as prepared:  # what can fail without a model fails before one is loaded
-        llm = load_llm(model, speculation, dataclasses.replace(engine_options(model), max_num_seqs=load.max_num_seqs))
+        options = dataclasses.replace(
+            engine_options(model), max_num_seqs=load.max_num_seqs, prefill_slowdown=load.prefill_slowdown
+        )
+        llm = load_llm(model, speculation, options)
 
         from forerun.server.plan import log_plan
         from forerun.server.run import serve as run

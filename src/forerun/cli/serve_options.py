@@ -27,6 +27,14 @@ def parse_origin(text: str) -> str:
     return text
 
 
+def parse_host(text: str) -> str:
+    """A name in a Host header, without a port. Raises typer.BadParameter."""
+    name = text.removeprefix("[").removesuffix("]")
+    if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+", name):
+        raise typer.BadParameter(f"{text!r} is no host: write * or a name without a port such as box.example.org")
+    return name
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -45,8 +53,12 @@ class Reach:
         int, typer.Option(min=0, max=65535, rich_help_panel=_ADDRESS, help="Port to listen on; 0 takes a free one.")
     ] = 8000
     served_model_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", rich_help_panel=_ADDRESS, help="The model's name for clients; else --model's."),
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=_ADDRESS,
+            help="A name of the model for clients; may be repeated, the first one stands in answers.",
+        ),
     ] = None
     tls_cert: Annotated[
         Path | None,
@@ -54,6 +66,15 @@ class Reach:
     ] = None
     tls_key: Annotated[
         Path | None, typer.Option(metavar="FILE", rich_help_panel=_ADDRESS, help="The certificate's key as PEM.")
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            parser=parse_host,
+            metavar="NAME",
+            rich_help_panel=_ADDRESS,
+            help="Clients may call the server by this name beside its address; * is any. May be repeated.",
+        ),
     ] = None
     cors_origin: Annotated[
         list[str] | None,
@@ -131,6 +152,17 @@ class Load:
     max_waiting: Annotated[
         int, typer.Option(min=0, rich_help_panel=_LOAD, help="Generations that may wait beyond those; more get 503.")
     ] = 1024
+    prefill_slowdown: Annotated[
+        float,
+        typer.Option(
+            min=1.0,
+            max=1000.0,
+            metavar="FACTOR",
+            rich_help_panel=_LOAD,
+            help="A prompt that is read beside running answers may slow their tokens by this factor; more reads it "
+            "sooner.",
+        ),
+    ] = 1.5
     max_body: Annotated[
         int, typer.Option(parser=parse_size, metavar="SIZE", rich_help_panel=_LOAD, help="Longest request body.")
     ] = "8M"  # type: ignore[assignment]  # parsed like what a user writes
@@ -176,10 +208,13 @@ def server_config(reach: Reach, keys: Keys, load: Load, running: Running, model_
     """The server's settings. Raises UsageError for a combination that cannot be."""
     if (reach.tls_cert is None) != (reach.tls_key is None):
         raise UsageError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
+    names = reach.served_model_name or _names_of(model_name)
     return ServerConfig(
         host=reach.host,
         port=reach.port,
-        served_model=reach.served_model_name or model_name,
+        allowed_hosts=tuple(reach.allowed_host or ()),
+        served_model=names[0],
+        model_aliases=tuple(names[1:]),
         max_body_bytes=load.max_body,
         max_waiting=load.max_waiting,
         shutdown_grace_s=running.grace,
@@ -191,3 +226,11 @@ def server_config(reach: Reach, keys: Keys, load: Load, running: Running, model_
         tls_key=reach.tls_key,
         log_prompts=running.log_prompts,
     )
+
+
+def _names_of(model: str) -> list[str]:
+    """What clients may call a model. One that was named by its path goes by its file's name and by the path."""
+    path = Path(model)
+    if not path.exists():
+        return [model]
+    return [path.resolve().name.removesuffix(".gguf"), model]

@@ -4,6 +4,10 @@ import llguidance
 import numpy as np
 import numpy.typing as npt
 
+from forerun.errors import GrammarError
+
+CANNOT_GO_ON = "the grammar cannot go on here"
+
 
 class GrammarMask:
     """A sequence.TokenMask, and one that knows what must come next.
@@ -18,14 +22,14 @@ class GrammarMask:
     def allowed(self) -> npt.NDArray[np.uint32]:
         """[ceil(V / 32)] tokens that may come next. Where the text may end, those that end it are among them.
 
-        Raises RuntimeError when the grammar takes more than its limits here.
+        Raises GrammarError when the grammar takes more than its limits here.
         """
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
         return mask[: self._num_words]
 
     def advance(self, token: int) -> None:
-        """Take one more token. Raises RuntimeError for one that is not allowed."""
+        """Take one more token. Raises GrammarError for one that is not allowed."""
         if not self._matcher.consume_token(token):
             self._check()
 
@@ -51,4 +55,4 @@ class GrammarMask:
     def _check(self) -> None:
         if self._matcher.is_error():
             lines = self._matcher.get_error().splitlines() or ["unknown"]
-            raise RuntimeError(f"the grammar cannot go on here: {lines[0]}")
+            raise GrammarError(f"{CANNOT_GO_ON}: {lines[0]}")

@@ -17,6 +17,7 @@ from forerun.server.asgi import error_response
 from forerun.server.config import ServerConfig
 from forerun.server.dashboard import StepRecorder
 from forerun.server.dashboard_snapshot import Snapshots
+from forerun.server.documented import describe
 from forerun.server.errors import ApiError, api_error
 from forerun.server.operations import Operations
 from forerun.server.problems import refusal
@@ -60,6 +61,7 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
     app = FastAPI(title="forerun", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     for part in (chat, completions, responses, models, tokens, capabilities, health, metrics, dashboard, page, refused):
         app.include_router(part.router)
+    describe(app)
     _answer_errors(app)
     running.add_middlewares(app)
     return app

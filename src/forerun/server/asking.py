@@ -12,6 +12,7 @@ from forerun.errors import RequestError
 from forerun.generation import Prompt, make_request
 from forerun.sequence import Request, SamplingParams
 from forerun.server.errors import ApiError
+from forerun.server.exchange import current_exchange
 from forerun.server.schema.chat import ChatMessage, ChatRequest, text_of
 from forerun.server.schema.completions import CompletionRequest
 from forerun.server.schema.options import SamplingOptions
@@ -26,7 +27,7 @@ def check_model(name: str, service: Service) -> None:
     if name not in service.model_names:
         raise ApiError(
             404,
-            f"no model {name!r} here: this server has {service.model_name!r}",
+            f"no model {name[:100]!r} here: this server has {service.model_name!r}",
             param="model",
             code="model_not_found",
         )
@@ -94,7 +95,7 @@ def completion_requests(body: CompletionRequest, service: Service, tenant: Tenan
     """One request for each prompt. Raises as chat_request does."""
     check_model(body.model, service)
     body.check()
-    limit = service.config.default_max_tokens if body.max_tokens is None else body.max_tokens
+    limit = _default_max_tokens(service) if body.max_tokens is None else body.max_tokens
     params = body.sampling(max(1, limit), body.logprobs, body.logprobs if body.echo else None)
     most = service.config.max_waiting
     if len(body.prompts) * params.n > most:
@@ -105,6 +106,13 @@ def completion_requests(body: CompletionRequest, service: Service, tenant: Tenan
     if body.suffix is None:
         return [engine_request(prompt, params, body, service, tenant, continues=True) for prompt in body.prompts]
     return _infill_requests(body, params, service, tenant)
+
+
+def _default_max_tokens(service: Service) -> int:
+    """How long an answer is that nobody said anything about: within what the key allows."""
+    exchange, default = current_exchange(), service.config.default_max_tokens
+    most = exchange.allowance.limits.max_output_tokens if exchange is not None and exchange.allowance else None
+    return default if most is None else min(default, most)
 
 
 def _infill_requests(

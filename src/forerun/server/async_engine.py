@@ -23,7 +23,7 @@ from forerun.server.errors import ApiError
 from forerun.server.inbox import Command, Inbox
 from forerun.server.updates import ChoiceUpdate, Feed, failed_update, merged
 
-STALL_S = 60.0  # a step that takes longer is reported: even long prompts come in chunks
+STALL_S = 120.0  # a step that takes longer will not end: even long prompts come in chunks
 STOP_S = 10.0  # that `stop` waits for the present step
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class EngineHealth:
     failures      what failed outside of what the engine retries by itself, ending the generations it belonged to
     last_error    one line about the last failure of either kind
     step_age_s    how long the present step has been running, 0 between steps
-    stalled       that is longer than any step should take
+    stalled       that is longer than any step takes: the process is not well and needs a restart
     failed_steps  steps of which a phase failed; their sequences were retried alone
     drafters_off  drafters that kept failing and are not asked any more, with their error
     """

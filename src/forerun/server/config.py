@@ -10,6 +10,7 @@ from forerun.server.keys import KeySources
 class ServerConfig:
     """Settings of the server; the engine has its own.
 
+    allowed_hosts   names beside the address that clients may call the server by; "*" is any, see hosts
     served_model    the name that clients use for the model
     model_aliases   further names for it
     max_body_bytes  longest request body
@@ -26,6 +27,7 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    allowed_hosts: tuple[str, ...] = ()
     served_model: str = ""
     model_aliases: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20

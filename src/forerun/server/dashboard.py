@@ -43,9 +43,10 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ended:
-    """One sequence that has ended."""
+    """One sequence that has ended. salt: its request's, which tells the tenant"""
 
     id: int
+    salt: str
     finish_reason: str
     stats: GenerationStats
 
@@ -105,7 +106,7 @@ class StepRecorder:
         self._num_output.pop(sequence.id, None)
         self.num_ended += 1
         reason = sequence.finish.value if sequence.finish is not None else ""
-        self.ended_last.append(Ended(sequence.id, reason, GenerationStats.of(sequence)))
+        self.ended_last.append(Ended(sequence.id, sequence.request.salt, reason, GenerationStats.of(sequence)))
 
     def _interval(self) -> Interval:
         index = self.now_index()

@@ -17,8 +17,9 @@ from forerun.speculation.speculator import DrafterStats
 MAX_WAITING = 16  # waiting requests that are listed; all are counted
 MAP_SHARE = 0.002  # of the time that block maps may take: with many blocks they are made less often
 
-# States of blocks in the map; FIRST_OWNER + id is a block that only sequence `id` uses.
-BLANK, CACHED, SHARED, FIRST_OWNER = 0, 1, 2, 3
+# States of blocks in the map; FIRST_OWNER + id is a block that only sequence `id` uses, OTHERS one that only one of
+# another tenant uses (see dashboard_view).
+BLANK, CACHED, SHARED, OTHERS, FIRST_OWNER = 0, 1, 2, 3, 4
 
 
 class Snapshots:
@@ -30,7 +31,7 @@ class Snapshots:
         self._next_map_s = 0.0
 
     def take(self, num_intervals: int = NUM_INTERVALS) -> dict[str, Any]:
-        """The present state and the last `num_intervals` intervals. Call it on the engine's thread."""
+        """The present state and the last `num_intervals` intervals, for seen_by. Call it on the engine's thread."""
         recorder, scheduler = self._recorder, self._llm.engine.scheduler
         index = recorder.now_index()
         past = [interval for interval in recorder.intervals if interval.index > index - num_intervals]
@@ -49,7 +50,16 @@ class Snapshots:
             "drafters": {name: _drafter(one) for name, one in self._llm.engine.speculator.stats.by_drafter.items()},
             "blocks": self._blocks(),
             "memory": self._memory(),
+            "owners": self._owners(),
         }
+
+    def _owners(self) -> dict[int, str]:
+        """The tenant's salt of every sequence that is listed. Not for clients: dashboard_view takes it out."""
+        scheduler = self._llm.engine.scheduler
+        alive = [*scheduler.running, *islice(scheduler.waiting, MAX_WAITING)]
+        salts = {sequence.id: sequence.request.salt for sequence in alive}
+        salts |= {one.id: one.salt for one in self._recorder.ended_last}
+        return {id: salt.partition("/")[0] for id, salt in salts.items()}
 
     def _server(self) -> dict[str, Any]:
         llm = self._llm

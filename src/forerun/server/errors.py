@@ -6,11 +6,12 @@ from typing import Any
 from fastapi import HTTPException
 
 from forerun.errors import CapacityError, ForerunError, RequestError, UsageError
+from forerun.grammar.mask import CANNOT_GO_ON
 from forerun.results import Choice
 from forerun.sequence import FinishReason
 
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_TYPES |= {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES |= {405: "invalid_request_error", 413: "invalid_request_error"}
 
 
 class ApiError(HTTPException):
@@ -18,6 +19,7 @@ class ApiError(HTTPException):
 
     param  the option at fault, if it is one option's
     code   a word for programs
+    type   another word, by default the status's
     """
 
     def __init__(
@@ -27,21 +29,18 @@ class ApiError(HTTPException):
         *,
         param: str | None = None,
         code: str | None = None,
+        type: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, message, dict(headers or {}))
-        self.message, self.param, self.code = message, param, code
+        self.message, self.param, self.code, self.type = message, param, code, type
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON document of the answer."""
-        return error_body(self.status_code, self.message, self.param, self.code)
-
-
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON document of an error."""
-    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        usual = "invalid_request_error" if self.status_code < 500 else "server_error"
+        kind = self.type or _TYPES.get(self.status_code, usual)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def api_error(error: ForerunError) -> ApiError:
@@ -59,6 +58,8 @@ def failure_of(choice: Choice) -> ApiError | None:
     """The error of a choice that did not end well, None for one that did."""
     if choice.finish_reason is FinishReason.NUMERICAL_ERROR:
         return ApiError(500, choice.error, code="numerical_error")
+    if choice.finish_reason is FinishReason.ERROR and CANNOT_GO_ON in choice.error:
+        return ApiError(400, choice.error.partition(": ")[2], code="grammar_too_complex")  # again would end no better
     if choice.finish_reason is FinishReason.ERROR:
         return ApiError(500, choice.error, code="generation_failed")
     if choice.finish_reason is FinishReason.ABORTED:

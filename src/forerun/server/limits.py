@@ -169,7 +169,7 @@ class Allowances:
 
 
 class RateLimited(ApiError):
-    """429. reason: which limit it was, for the metrics; clients know one code for all of them."""
+    """429. Clients know one code, and as types requests or tokens; `reason` is which limit it was, for the metrics."""
 
     def __init__(self, message: str, wait_s: float, limit: str) -> None:
         seconds = max(1, math.ceil(wait_s))
@@ -177,6 +177,7 @@ class RateLimited(ApiError):
             429,
             f"{message}: try again in {seconds} s",
             code="rate_limit_exceeded",
+            type="tokens" if limit == "tokens" else "requests",
             headers={"Retry-After": str(seconds)},
         )
         self.reason = f"{limit}_limit"

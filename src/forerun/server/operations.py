@@ -2,7 +2,7 @@
 
 A request passes them in this order:
 
-    observing -> CORS -> access -> body limit -> routes
+    observing -> CORS -> host -> access -> body limit -> routes
 """
 
 from collections.abc import Sequence as Seq
@@ -18,6 +18,7 @@ from forerun.server.async_engine import EngineObserver
 from forerun.server.body_limit import BodyLimit
 from forerun.server.config import ServerConfig
 from forerun.server.engine_metrics import EngineCollector
+from forerun.server.hosts import HostCheck
 from forerun.server.limits import RATE_LIMIT_HEADERS
 from forerun.server.logs import log_access
 from forerun.server.metrics import Metrics
@@ -56,6 +57,7 @@ class Operations:
         config = self.config
         app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, timeout_s=config.receive_timeout_s)
         app.add_middleware(AccessMiddleware, access=self.access)
+        app.add_middleware(HostCheck, host=config.host, allowed=config.allowed_hosts, access=self.access)
         if config.cors_origins:
             app.add_middleware(
                 CORSMiddleware,

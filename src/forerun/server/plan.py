@@ -9,18 +9,18 @@ from forerun.config import SpeculationConfig
 from forerun.llm import LLM
 from forerun.machine import available_memory
 from forerun.server.config import ServerConfig
+from forerun.server.hosts import LOOPBACK
 from forerun.server.logs import fields
 from forerun.server.preparing import Prepared
 
 log = logging.getLogger("forerun.plan")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def log_plan(llm: LLM, config: ServerConfig, prepared: Prepared, speculation: SpeculationConfig) -> None:
     """Log the plan, one line for each part, and warn where the server is open to the network."""
     for part, values in make_plan(llm, config, prepared, speculation).items():
         log.info("plan: %s", part, extra=fields(**values))
-    if config.host not in _LOOPBACK and not prepared.access.num_keys:
+    if config.host not in LOOPBACK and not prepared.access.num_keys:
         log.warning("anybody who reaches %s may use this server: give it an API key", prepared.url(config.host))
 
 
@@ -64,6 +64,7 @@ def make_plan(
         "limits": {
             "running": engine.max_num_seqs,
             "waiting": config.max_waiting,
+            "prefill_slowdown": engine.prefill_slowdown,
             "body_mb": _mb(config.max_body_bytes),
             "receive_timeout_s": config.receive_timeout_s,
             "grace_s": config.shutdown_grace_s,

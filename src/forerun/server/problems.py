@@ -7,6 +7,8 @@ from typing import Any
 from forerun.server.errors import ApiError
 from forerun.server.schema.refused import REFUSED_OPTIONS
 
+MAX_SPELLED = 200  # characters of a place: clients choose the names of options
+
 _CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -46,11 +48,15 @@ def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
             body = body[part]
     if not place and parts and body is None:  # parameters outside of the body
         place = parts[-1:]
+    if not place and "param" in problem.get("ctx", {}):  # about the body as a whole: it says itself what is at fault
+        place = [problem["ctx"]["param"]]
     return tuple(place)
 
 
 def _spell(place: Seq[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
+    names = (f"[{part}]" if isinstance(part, int) else f".{part or repr(part)}" for part in place)
+    spelled = "".join(names).removeprefix(".")
+    return spelled if len(spelled) <= MAX_SPELLED else f"{spelled[:MAX_SPELLED]}..."
 
 
 def _is_refused(problem: Mapping[str, Any], place: Seq[str | int]) -> bool:

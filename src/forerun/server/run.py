@@ -7,6 +7,7 @@ SIGHUP              read the keys' file and the certificate again
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -108,6 +109,8 @@ async def _run(server: Server, config: ServerConfig, prepared: Prepared) -> None
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
     if server.started:
+        gc.collect()
+        gc.freeze()  # looking through a vocabulary for garbage would stop every stream for some 100 ms
         log.info("ready", extra=fields(url=f"{prepared.url(config.host)}/v1"))
     await serving
 

@@ -63,8 +63,9 @@ class Budget(Protocol):
         """
         ...
 
-    def drafted(self, drafter: Drafter, asks: Seq[Ask], seconds: float) -> None:
-        """Asking it took so long, with the checks of what it proposed."""
+    def drafted(self, drafter: Drafter, asks: Seq[Ask], depth: int, seconds: float) -> None:
+        """Asking it took so long, with the checks of what it proposed, whose deepest tree is `depth` deep; 0 without
+        any."""
         ...
 
     def calibrate(self, drafter: Drafter, sequence: Sequence, tree: DraftTree) -> DraftTree:
@@ -114,7 +115,7 @@ class FixedBudget:
             for i in allowed
         }
 
-    def drafted(self, drafter: Drafter, asks: Seq[Ask], seconds: float) -> None:
+    def drafted(self, drafter: Drafter, asks: Seq[Ask], depth: int, seconds: float) -> None:
         pass
 
     def calibrate(self, drafter: Drafter, sequence: Sequence, tree: DraftTree) -> DraftTree:

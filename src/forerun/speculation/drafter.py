@@ -31,15 +31,30 @@ OptionValue = bool | int | float | str
 
 
 @dataclass(frozen=True)
+class Worth:
+    """Which paths are worth a further pass of the drafter.
+
+    judge           (depth, the drafter's own score of a node) -> probability that it is accepted if its parent is
+    least_survival  paths less likely than this are not
+    """
+
+    judge: Callable[[int, float], float]
+    least_survival: float
+
+
+@dataclass(frozen=True)
 class Ask:
     """Propose at most `max_nodes` nodes, none deeper than `max_depth`, below the last token of `sequence`.
 
     Slots for `max_nodes` tokens behind the last one are reserved in the sequence's blocks.
+
+    worth  None: all of them are
     """
 
     sequence: Sequence
     max_nodes: int
     max_depth: int
+    worth: Worth | None = None
 
 
 @dataclass(frozen=True)

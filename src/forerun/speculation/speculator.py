@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
-from forerun.errors import RequestError
+from forerun.errors import GrammarError, RequestError
 from forerun.sampling.grammar import cut_to_grammar
 from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
@@ -144,10 +144,10 @@ class Speculator:
             asks = self.budget.asks(drafter, allowed, sequences, rooms, trees) if allowed else {}
             if asks:
                 start = time.perf_counter()
-                self._ask(drafter, asks, trees)
+                depth = self._ask(drafter, asks, trees)
                 seconds = time.perf_counter() - start
                 self._stats_of(drafter.name).seconds += seconds
-                self.budget.drafted(drafter, list(asks.values()), seconds)
+                self.budget.drafted(drafter, list(asks.values()), depth, seconds)
         return self.budget.choose(sequences, rooms, trees, num_other_rows)
 
     def observe(
@@ -216,14 +216,16 @@ class Speculator:
         """Drafters that are told of the sequence, also those that are switched off."""
         return self.guides + self.drafters if sequence.is_guided else self.drafters
 
-    def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> None:
-        """Merge what a drafter proposes into `trees`."""
+    def _ask(self, drafter: Drafter, asks: Mapping[int, Ask], trees: list[DraftTree]) -> int:
+        """Merge what a drafter proposes into `trees`; returns how deep the deepest of its own is, 0 without any."""
+        deepest = 0
         try:
             proposed = drafter.propose(list(asks.values()))
             for (i, ask), tree in zip(asks.items(), proposed, strict=True):
                 if tree is None or tree.tokens[0] != trees[i].tokens[0] or tree.num_nodes == 0:
                     continue
                 self._has_proposals = True
+                deepest = max(deepest, *tree.depths)
                 tree = self._allowed_of(ask.sequence, self._sound(tree)).prune(ask.max_nodes, ask.max_depth)
                 tree = self.budget.calibrate(drafter, ask.sequence, tree)
                 if trees[i].num_nodes == 0:
@@ -234,6 +236,7 @@ class Speculator:
             self._failed(drafter, "propose", error)
         else:
             self.failures.succeeded(drafter.name, "propose")
+        return deepest
 
     def _count(self, outcome: Outcome) -> None:
         tree = outcome.tree
@@ -293,7 +296,10 @@ class Speculator:
         verified may not depend on what was drawn."""
         if sequence.token_mask is None or tree.draft_probs:
             return tree
-        kept = cut_to_grammar(sequence, tree)
+        try:
+            kept = cut_to_grammar(sequence, tree)
+        except GrammarError:  # no drafter's fault: the sequence's own row meets the same, and ends it
+            return DraftTree.root_only(tree.tokens[0])
         self.stats.refused_nodes += tree.num_nodes - kept.num_nodes
         return kept
 

@@ -318,3 +318,13 @@ def test_asks_of_a_free_drafter_never_exceed_room_or_depth():
     roots = [DraftTree.root_only(RIGHT)] * 2
     asks = budget.asks(FakeDrafter(1.0), [0, 1], sequences, [1, 9], roots)
     assert asks == {0: Ask(sequences[0], 1, 1), 1: Ask(sequences[1], 9, 2)}
+
+
+def test_unlikely_nodes_of_another_drafter_do_not_keep_a_sure_draft_short():
+    """Room doubles where a draft fills it with likely nodes, whatever was merged in beside them."""
+    budget, sequence = allocator(cost_of(flat(16))), sequence_of()
+    room = budget.room(sequence, 1)
+    sure = DraftTree.chain(RIGHT, [RIGHT] * room, [0.9] * room, "sure")
+    doubtful = DraftTree.chain(RIGHT, [RIGHT + 1], [0.1], "doubtful")
+    budget.choose([sequence], [2 * room], [sure.merge(doubtful)], 0)
+    assert budget.room(sequence, 1) == 2 * room

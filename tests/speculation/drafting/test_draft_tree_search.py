@@ -3,8 +3,10 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
+from forerun.speculation.drafter import Worth
 from forerun.speculation.drafting.tree_search import TreeSearch
 
 
@@ -98,3 +100,24 @@ def test_unlikely_paths_are_left() -> None:
     assert min(tree.survival) >= 0.3
     assert search.num_slots <= tree.num_nodes
     assert grow(30, 6, 1, min_survival=0.99).tree("d") is None
+
+
+class TestWorth:
+    """Paths that are not worth a pass of the drafter are proposed, and not continued."""
+
+    WORTH = Worth(lambda depth, score: score / depth, 0.4)  # deeper nodes are trusted less than they say
+
+    def test_a_chain_ends_at_its_first_doubtful_node(self) -> None:
+        search = TreeSearch(99, 10, 8, worth=self.WORTH)
+        search.add(0, [1], [0.9])
+        assert search.grow() == [1]
+        search.add(1, [2], [0.8])  # 0.9 * 0.8 / 2 < 0.4
+        assert search.grow() == []
+        tree = search.tree("d")
+        assert tree is not None
+        assert tree.tokens == (99, 1, 2)
+
+    def test_what_was_drawn_does_not_decide_how_far_it_goes(self) -> None:
+        search = TreeSearch(99, 10, 8, worth=self.WORTH)
+        search.add(0, [1], [0.1], np.array([0.9, 0.1]))
+        assert search.grow() == [1]

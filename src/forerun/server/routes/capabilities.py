@@ -10,7 +10,7 @@ from forerun.server.service import Serving
 router = APIRouter()
 
 
-@router.get("/v1/capabilities", responses=reading(Capabilities))
+@router.get("/v1/capabilities", responses=reading(Capabilities, 503))
 async def get_capabilities(service: Serving) -> Capabilities:
     """Which options this model and build honour, and what is refused with which sentence."""
     return await capabilities(service)

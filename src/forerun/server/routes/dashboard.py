@@ -11,6 +11,9 @@ from forerun.server.async_engine import AsyncEngine
 from forerun.server.dashboard import INTERVAL_S
 from forerun.server.dashboard_feed import SharedSampling
 from forerun.server.dashboard_snapshot import Snapshots
+from forerun.server.dashboard_view import seen_by
+from forerun.server.documented import EVENTS, errors, watching
+from forerun.server.service import Asker, Tenant
 from forerun.server.sse import stream_response
 from forerun.server.streams import StreamGroup
 
@@ -28,16 +31,16 @@ class Dashboard:
             lambda: engine.call(lambda: snapshots.take(RECENT_INTERVALS)), INTERVAL_S, lambda: engine.accepts
         )
 
-    async def snapshot(self) -> dict[str, Any]:
-        """The present state and the last minute."""
-        return await self._engine.call(self._snapshots.take)
+    async def snapshot(self, tenant: Tenant) -> dict[str, Any]:
+        """The present state and the last minute, as the tenant may see it."""
+        return seen_by(await self._engine.call(self._snapshots.take), tenant)
 
-    async def documents(self) -> AsyncIterator[dict[str, Any]]:
+    async def documents(self, tenant: Tenant) -> AsyncIterator[dict[str, Any]]:
         """A snapshot with the last minute, then one with the last seconds for every interval."""
-        yield await self.snapshot()
+        yield await self.snapshot(tenant)
         async with aclosing(self.sampling.watch()) as samples:
             async for sample in samples:
-                yield sample
+                yield seen_by(sample, tenant)
 
 
 def _dashboard(request: Request) -> Dashboard:
@@ -48,13 +51,13 @@ def _dashboard(request: Request) -> Dashboard:
 Watched = Annotated[Dashboard, Depends(_dashboard)]
 
 
-@router.get("/v1/dashboard")
-async def dashboard(watched: Watched) -> JSONResponse:
+@router.get("/v1/dashboard", responses=errors(503))
+async def dashboard(watched: Watched, tenant: Asker) -> JSONResponse:
     """One snapshot."""
-    return JSONResponse(await watched.snapshot(), headers={"Cache-Control": "no-store"})
+    return JSONResponse(await watched.snapshot(tenant), headers={"Cache-Control": "no-store"})
 
 
-@router.get("/v1/dashboard/stream", response_model=None)
-async def dashboard_stream(watched: Watched) -> Response:
+@router.get("/v1/dashboard/stream", response_class=Response, responses=watching("snapshots", EVENTS))
+async def dashboard_stream(watched: Watched, tenant: Asker) -> Response:
     """Snapshots as server-sent events, four a second, until the client leaves or the server stops."""
-    return stream_response(watched.documents(), StreamGroup(()))
+    return stream_response(watched.documents(tenant), StreamGroup(()))

@@ -6,28 +6,29 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from forerun.server.documented import Responses
 from forerun.server.service import Service, Serving
 
-STUCK_S = 300.0  # a step that takes longer will not end: even long prompts come in chunks
+_UNWELL: Responses = {503: {"description": "the same document, and not well", "content": {"application/json": {}}}}
 
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", responses=_UNWELL)
 async def health(service: Serving) -> JSONResponse:
     """All that is known; 200 when ready, else 503."""
     document = _document(service)
     return JSONResponse(document, 200 if document["ready"] else 503)
 
 
-@router.get("/health/live")
+@router.get("/health/live", responses=_UNWELL)
 async def live(service: Serving) -> JSONResponse:
     """200 while the engine's thread runs and makes progress; restart the process when it does not."""
     is_live = _is_live(service)
     return JSONResponse({"live": is_live}, 200 if is_live else 503)
 
 
-@router.get("/health/ready")
+@router.get("/health/ready", responses=_UNWELL)
 async def ready(service: Serving) -> JSONResponse:
     """200 while requests are taken; 503 also while the server winds down."""
     is_ready = _is_live(service) and service.engine.accepts
@@ -36,7 +37,7 @@ async def ready(service: Serving) -> JSONResponse:
 
 def _is_live(service: Service) -> bool:
     state = service.engine.health
-    return state.alive and state.step_age_s < STUCK_S
+    return state.alive and not state.stalled
 
 
 def _document(service: Service) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from forerun.server.strict_json import StrictRoute
 router = APIRouter(route_class=StrictRoute)
 
 
-@router.post("/tokenize", responses=reading(Tokenized, 400, 404, 413))
+@router.post("/tokenize", responses=reading(Tokenized, 400, 404))
 async def tokenize(body: TokenizeRequest, service: Serving) -> Tokenized:
     """Token ids of a text or a conversation."""
     if body.model is not None:
@@ -24,7 +24,7 @@ async def tokenize(body: TokenizeRequest, service: Serving) -> Tokenized:
     return Tokenized(tokens=ids, count=len(ids), max_model_len=service.llm.max_model_len)
 
 
-@router.post("/detokenize", responses=reading(Detokenized, 400, 404, 413))
+@router.post("/detokenize", responses=reading(Detokenized, 400, 404))
 async def detokenize(body: DetokenizeRequest, service: Serving) -> Detokenized:
     """The text of token ids; bytes that are no text become U+FFFD."""
     if body.model is not None:

@@ -51,6 +51,11 @@ REFUSED_PARTS = {
 }
 
 
+def unsupported_tool(kind: str) -> str:
+    """The sentence about a tool that is no function."""
+    return f"functions are the only tools here, and {kind[:40]!r} is none"
+
+
 def unsupported_part(kind: str) -> str | None:
     """The sentence about a kind of content, None for one that nobody knows."""
     return f"the model reads text only, no {REFUSED_PARTS[kind]}" if kind in REFUSED_PARTS else None

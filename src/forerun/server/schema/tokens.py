@@ -23,11 +23,12 @@ class TokenizeRequest(Schema):
     @model_validator(mode="after")
     def _one_of_both(self) -> "TokenizeRequest":
         if (self.text is None) == (self.messages is None):
-            raise PydanticCustomError("one_of", "pass text or messages, one of them")
+            raise PydanticCustomError("one_of", "pass text or messages, one of them", {"param": "text"})
         if self.text is None and self.add_special_tokens is not None:
-            raise PydanticCustomError("one_of", "add_special_tokens belongs to text; a conversation has its own")
+            sentence = "it belongs to text: a conversation has its own"
+            raise PydanticCustomError("one_of", sentence, {"param": "add_special_tokens"})
         if self.text is not None and self.chat_template_kwargs is not None:
-            raise PydanticCustomError("one_of", "chat_template_kwargs belongs to messages")
+            raise PydanticCustomError("one_of", "it belongs to messages", {"param": "chat_template_kwargs"})
         return self
 
 

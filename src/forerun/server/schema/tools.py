@@ -1,11 +1,22 @@
 """Tools that a model may call, which of them it shall call, and its calls in the conversation."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from forerun.server.schema.guided import Name
+from forerun.server.schema.refused import unsupported_tool
 from forerun.server.schema.strict import Schema
+
+
+def _refuse_by_name(kind: Any) -> Any:
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError("unsupported_value", "{reason}", {"reason": unsupported_tool(kind)})
+    return kind
+
+
+OfFunction = Annotated[Literal["function"], BeforeValidator(_refuse_by_name)]
 
 
 class Function(Schema):
@@ -20,7 +31,7 @@ class Function(Schema):
 class Tool(Schema):
     """Functions are the only tools."""
 
-    type: Literal["function"]
+    type: OfFunction
     function: Function
 
 
@@ -33,7 +44,7 @@ class FunctionName(Schema):
 class NamedTool(Schema):
     """Call this one."""
 
-    type: Literal["function"]
+    type: OfFunction
     function: FunctionName
 
 

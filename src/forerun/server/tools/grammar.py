@@ -13,6 +13,8 @@ from forerun.server.schema.tools import Tool
 from forerun.server.tools.formats import ToolFormat
 from forerun.text.tokenizer import Tokenizer
 
+_NO_ARGUMENTS = {"type": "object", "additionalProperties": False, "x-guidance": {"whitespace_pattern": ""}}
+
 
 def tool_grammar(
     body: ChatRequest, format: ToolFormat, answer: Grammar | None, tokenizer: Tokenizer, end_of_thought: str | None
@@ -39,7 +41,7 @@ def _calls(tools: list[Tool], format: ToolFormat, tokenizer: Tokenizer, may_repe
     rules: dict[str, str] = {}
     for number, tool in enumerate(tools):
         function = tool.function
-        schema = function.parameters if function.parameters is not None else {"type": "object", "properties": {}}
+        schema = function.parameters if function.parameters is not None else _NO_ARGUMENTS
         if schema.get("type", "object") != "object":
             raise RequestError(f"the parameters of {function.name!r} must be an object's schema", param="tools")
         head = f'{{"name": "{function.name}", "{format.arguments}": '

@@ -4,7 +4,7 @@ import { pageColour, prepare, requestColour } from "./canvas.js";
 import { el } from "./dom.js";
 import { bytes, count, percent } from "./format.js";
 
-const [FREE, CACHED, SHARED, FIRST_OWNER] = [0, 1, 2, 3]; // as in the server's documents
+const [FREE, CACHED, SHARED, OTHERS, FIRST_OWNER] = [0, 1, 2, 3, 4]; // as in the server's documents
 const MAX_CELLS = 6000;
 const GAP = 1.5;
 
@@ -57,7 +57,7 @@ export class BlockMap {
     }
     const ready = prepare(this.canvas);
     if (!ready) return;
-    const colours = { [FREE]: pageColour("--sunken"), [CACHED]: pageColour("--cached"), [SHARED]: pageColour("--text") };
+    const colours = { [FREE]: pageColour("--sunken"), [CACHED]: pageColour("--cached"), [SHARED]: pageColour("--text"), [OTHERS]: pageColour("--muted") };
     for (let cell = 0; cell < cells; cell += 1) {
       const state = perCell === 1 ? this.states[cell] : Math.max(...this.states.slice(cell * perCell, (cell + 1) * perCell));
       ready.context.fillStyle = colours[state] ?? requestColour(state - FIRST_OWNER);
@@ -76,7 +76,7 @@ export class BlockMap {
       this.readout.textContent = "";
       return;
     }
-    const words = { [FREE]: "free", [CACHED]: "a cached prefix", [SHARED]: "shared by several requests" };
+    const words = { [FREE]: "free", [CACHED]: "a cached prefix", [SHARED]: "shared by several requests", [OTHERS]: "another tenant's" };
     this.readout.textContent = `Block ${block}: ${words[state] ?? `request ${state - FIRST_OWNER}`}`;
   }
 }

@@ -70,10 +70,11 @@ export class RequestsCard {
     this.element = el("section", { class: "card" }, title, el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Requests" }, table));
   }
 
-  show({ requests, ended, waiting }) {
+  show({ requests, ended, running, waiting }) {
     const rows = [...requests, ...[...ended].reverse()].map(requestRow);
-    const unlisted = waiting - requests.filter(({ state }) => state === "waiting").length;
-    if (unlisted > 0) rows.splice(requests.length, 0, el("tr", {}, el("td", { colspan: COLUMNS.length, class: "note", text: `${unlisted} more wait` })));
+    const unlisted = (state, total) => total - requests.filter((one) => one.state === state).length;
+    const notes = [[unlisted("running", running), "more run"], [unlisted("waiting", waiting), "more wait"]].filter(([number]) => number > 0);
+    rows.splice(requests.length, 0, ...notes.map(([number, what]) => el("tr", {}, el("td", { colspan: COLUMNS.length, class: "note", text: `${number} ${what}` }))));
     if (!rows.length) rows.push(el("tr", {}, el("td", { colspan: COLUMNS.length, class: "note", text: "Nothing has been asked yet." })));
     this.body.replaceChildren(...rows);
   }

@@ -20,12 +20,12 @@ from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
 from forerun.speculation.allocation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
-from forerun.speculation.allocation.calibration import Calibration, RequestFactor
+from forerun.speculation.allocation.calibration import HOPEFUL, Calibration, RequestFactor
 from forerun.speculation.allocation.guard import Nap, Probe, SpeedGuard
 from forerun.speculation.allocation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
 from forerun.speculation.allocation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.budget import StepFacts, longest_draft
-from forerun.speculation.drafter import Ask, Drafter
+from forerun.speculation.drafter import Ask, Drafter, Worth
 from forerun.speculation.tree import MAX_NODES, DraftTree
 
 MAX_DEPTH = 31  # where the user sets no maximum
@@ -35,6 +35,7 @@ PATIENCE = 6  # fruitless steps after which free drafters are asked less often
 LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
+STRETCH = 2  # how much further than planned a draft may go that turns out likely
 DEAR = 4.0  # plain steps for one level of a draft: not tried further
 REFRESH = 256  # steps with drafts after which one without is due, so that the plain cost stays known
 FIRST_REFRESH = 12  # the same while it is hardly known
@@ -146,10 +147,10 @@ class Allocator:
             return self._paid_asks(drafter, allowed, sequences, rooms, trees)
         return {i: Ask(sequences[i], rooms[i], min(rooms[i], self._max_depth)) for i in allowed}
 
-    def drafted(self, drafter: Drafter, asks: Seq[Ask], seconds: float) -> None:
+    def drafted(self, drafter: Drafter, asks: Seq[Ask], depth: int, seconds: float) -> None:
         self._draft_s += seconds
-        if drafter.is_paid and asks:
-            self._paid[drafter.name].times.observe(len(asks), max(ask.max_depth for ask in asks), seconds)
+        if drafter.is_paid and depth:
+            self._paid[drafter.name].times.observe(len(asks), depth, seconds)
 
     def _paid_asks(
         self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
@@ -174,10 +175,26 @@ class Allocator:
         for i in allowed:  # a deeper draft than there are slots for: reserve more next time
             request = self._request(sequences[i].id)
             request.reach = max(request.reach, min(MAX_NODES, 2 * plan.depth))
+        depth = min(self._max_depth, STRETCH * plan.depth) if plan.least_survival else plan.depth
         return {
-            i: Ask(sequences[i], min(rooms[i], MAX_NODES), min(plan.depth, rooms[i]))
+            i: Ask(
+                sequences[i], min(rooms[i], MAX_NODES), min(depth, rooms[i]), self._worth(drafter, sequences[i], plan)
+            )
             for i in order[: plan.num_sequences]
         }
+
+    def _worth(self, drafter: Drafter, sequence: Sequence, plan: PaidPlan) -> Worth | None:
+        """How far a draft goes: the plan's depth is right for drafts as they are on average, this for each of them."""
+        if not plan.least_survival:
+            return None
+        calibration = self._calibration(drafter.name)
+        factor = self._request(sequence.id).factors.get(drafter.name)
+
+        def judge(depth: int, score: float) -> float:
+            usual = calibration.usual(depth, score)
+            return factor.apply(usual) if factor is not None else usual
+
+        return Worth(judge, plan.least_survival)
 
     def _plan(
         self, name: str, allowed: Seq[int], sequences: Seq[Sequence], trees: Seq[DraftTree]
@@ -256,7 +273,7 @@ class Allocator:
             if rows:
                 self.decisions[WORTH] += 1
                 request.idle = 0
-                if tree.num_nodes >= request.reach and tree.survival[-1] >= GROW_AT:
+                if sum(alive >= GROW_AT for alive in tree.survival[1:]) >= request.reach:
                     request.reach = min(2 * request.reach, MAX_NODES, max(self._max_depth, self._max_rows))
                 elif 4 * len(rows) < request.reach:
                     request.reach //= 2
@@ -382,6 +399,8 @@ class Allocator:
         calibration = self._calibrations.get(name)
         if calibration is None:
             calibration = self._calibrations[name] = Calibration()
+        if name in self._paid:
+            calibration.unknown = HOPEFUL
         return calibration
 
 

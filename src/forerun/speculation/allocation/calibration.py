@@ -23,6 +23,7 @@ MEMORY = 0.99  # of a count, at each further observation
 REQUEST_MEMORY = 0.97
 ANY_SCORE = -1  # in place of a range of scores
 UNKNOWN = 0.2  # first estimate for scores that say nothing: 1 for all nodes
+HOPEFUL = 0.6  # the same of a drafter that runs a model, whose use must be tried before it is known
 CERTAIN = 0.995  # nothing is more likely than this
 SCORE_EDGES = (0.03, 0.08, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 0.999)
 DEPTHS = (1, 2, 3, 4, 4, 5, 5, 5, 6)  # group of each depth, the last for all deeper ones
@@ -55,10 +56,14 @@ class RequestFactor:
 
 
 class Calibration:
-    """Counts of one drafter."""
+    """Counts of one drafter.
 
-    def __init__(self) -> None:
+    unknown  the first estimate of what is accepted at a depth, whatever the score
+    """
+
+    def __init__(self, unknown: float = UNKNOWN) -> None:
         self._counts: dict[tuple[int, int], _Count] = {}
+        self.unknown = unknown
         self.num_tested = 0
 
     def usual(self, depth: int, score: float) -> float:
@@ -67,7 +72,7 @@ class Calibration:
 
     def at_depth(self, depth: int) -> float:
         """The same, whatever the score: some child of an accepted node at `depth` - 1 is accepted."""
-        return self._estimate(_group(depth), ANY_SCORE, UNKNOWN)
+        return self._estimate(_group(depth), ANY_SCORE, self.unknown)
 
     def observe(self, tree: DraftTree, tokens: Seq[int], factor: RequestFactor, num_rows: int | None = None) -> None:
         """Count the nodes of a proposal that the emitted tokens tested.
@@ -96,7 +101,7 @@ class Calibration:
             self.num_tested += 1
         for depth in range(1, len(tokens) + 1):
             if was_tested[depth]:
-                self._add(_group(depth), ANY_SCORE, UNKNOWN, is_right[depth])
+                self._add(_group(depth), ANY_SCORE, self.unknown, is_right[depth])
 
     # ---- what is kept ----
 
@@ -145,7 +150,9 @@ class Calibration:
 
 def _first_guess(bucket: int, score: float) -> float:
     """A score of 1 is what drafters give that have none."""
-    return UNKNOWN if bucket in (ANY_SCORE, len(SCORE_EDGES)) else max(0.01, score)
+    if bucket == ANY_SCORE:
+        return score
+    return UNKNOWN if bucket == len(SCORE_EDGES) else max(0.01, score)
 
 
 def _group(depth: int) -> int:

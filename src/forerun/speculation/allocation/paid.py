@@ -11,6 +11,7 @@ from dataclasses import dataclass
 MIN_GAIN = 1.03
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15)  # tried
 TIME_RATE = 0.15
+MOST_ASKED = 0.8  # survival that is always enough to go on
 
 
 class DraftTimes:
@@ -33,9 +34,9 @@ class DraftTimes:
         """Seconds of a call: measured, else from the nearest one measured, a deeper draft costing in proportion."""
         if not self._seconds:
             return None
-        exact = self._seconds.get((num_sequences, depth))
-        if exact is not None:
-            return exact
+        as_deep = [seconds for (num, most), seconds in self._seconds.items() if num == num_sequences and most >= depth]
+        if (num_sequences, depth) in self._seconds:
+            return min(as_deep)  # a shallower draft is no dearer: it may have been measured cold, or reading a prompt
         near = min(self._seconds, key=lambda key: (abs(key[0] - num_sequences), abs(key[1] - depth)))
         deeper = max(1.0, depth / near[1]) if depth > near[1] else 0.5 + 0.5 * depth / near[1]
         more = max(1.0, (num_sequences / near[0]) ** 0.5)
@@ -44,11 +45,17 @@ class DraftTimes:
 
 @dataclass(frozen=True)
 class PaidPlan:
-    """Ask the first `num_sequences`, `depth` deep. gain: predicted speed over that without, 1 is equal."""
+    """Ask the first `num_sequences`, `depth` deep.
+
+    gain            predicted speed over that without, 1 is equal
+    least_survival  what a path must at least promise to be continued: one more level costs a pass of the drafter and a
+                    row of the target's, and in that time so many tokens come anyway. 0: not known
+    """
 
     num_sequences: int
     depth: int
     gain: float
+    least_survival: float = 0.0
 
 
 def plan_paid(
@@ -78,5 +85,6 @@ def plan_paid(
             tokens = base_tokens + sum(chain[min(depth, len(chain) - 1)] for chain in yields[:count])
             gain = tokens / (base_s + draft_s + seconds(count * depth) - seconds(0)) / speed
             if gain > best.gain:
-                best = PaidPlan(count, depth, gain)
+                level_s = draft_s / depth + (seconds(count * depth) - seconds(0)) / depth
+                best = PaidPlan(count, depth, gain, min(MOST_ASKED, level_s / count * gain * speed))
     return best

@@ -179,7 +179,7 @@ class FeatureDrafting:
         if depth < 1 or sequence.id not in self._known or not self._kv.can_draft(sequence):
             return None
         chooser = Chooser(sequence, self._columns, settings.width, self._host)
-        search = TreeSearch(sequence.tokens[-1], ask.max_nodes, depth, chooser.width, settings.min_survival)
+        search = TreeSearch(sequence.tokens[-1], ask.max_nodes, depth, chooser.width, settings.min_survival, ask.worth)
         return _Run(sequence, search, chooser, len(sequence.tokens) - 1)
 
     def _known_rows(self, sequence: Sequence, known: _Known, first: int, last: int, run: _Run | None = None) -> _Part:

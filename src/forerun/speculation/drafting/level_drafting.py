@@ -141,7 +141,7 @@ class LevelDrafting:
             else LikeliestText(vocabulary.columns)
         )
         root, most = sequence.tokens[-1], min(ask.max_nodes, left)
-        search = TreeSearch(root, most, depth, chooser.width, settings.min_survival)
+        search = TreeSearch(root, most, depth, chooser.width, settings.min_survival, ask.worth)
         return _Run(sequence, search, chooser, length - 1)
 
     def _catch_up(self, runs: list[_Run]) -> None:

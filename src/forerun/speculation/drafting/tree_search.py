@@ -21,6 +21,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import numpy.typing as npt
 
+from forerun.speculation.drafter import Worth
 from forerun.speculation.tree import DraftTree
 
 
@@ -29,10 +30,22 @@ class TreeSearch:
 
     width         children of a candidate that level_drafting proposes, and size of a frontier
     min_survival  candidates less likely than this are neither expanded nor kept
+    worth         candidates that are not, are kept but not expanded; without it all are. Where children are drawn,
+                  what was drawn does not decide how far it goes
     """
 
-    def __init__(self, root: int, max_nodes: int, max_depth: int, width: int = 1, min_survival: float = 0.0) -> None:
+    def __init__(
+        self,
+        root: int,
+        max_nodes: int,
+        max_depth: int,
+        width: int = 1,
+        min_survival: float = 0.0,
+        worth: Worth | None = None,
+    ) -> None:
         self.max_nodes, self._max_depth = max_nodes, max_depth
+        self._worth = worth
+        self._survival = [1.0]  # of every candidate, as judged
         self.width, self._min_survival = width, min_survival
         self._tokens, self._parents, self._depths = [root], [-1], [0]
         self._scores, self._values = [1.0], [1.0]
@@ -58,6 +71,8 @@ class TreeSearch:
             self._depths.append(self._depths[node] + 1)
             self._scores.append(score)
             self._values.append(self._values[node] * min(1.0, max(0.0, score)))
+            judged = 1.0 if self._worth is None else self._worth.judge(self._depths[-1], score)
+            self._survival.append(self._survival[node] * judged)
 
     def grow(self) -> list[int]:
         """Choose and number the next frontier; empty when the tree is complete."""
@@ -68,6 +83,7 @@ class TreeSearch:
             for node in self._newest
             if self._depths[node] < self._max_depth
             and self._values[node] >= self._min_survival
+            and self._is_worth_it(node)
             and (useful is None or node in useful)
         ]
         level.sort(key=lambda node: (-self._values[node], node))
@@ -77,6 +93,11 @@ class TreeSearch:
             self._masks[node] = self._masks[self._parents[node]] | 1 << len(self._computed)
             self._computed.append(node)
         return self.frontier
+
+    def _is_worth_it(self, node: int) -> bool:
+        """A pass over the candidate is."""
+        worth = self._worth
+        return worth is None or self._survival[node] >= worth.least_survival or self._parents[node] in self._probs
 
     # ---- what a row of the frontier needs ----
 
