@@ -1,9 +1,9 @@
 """`bench serve --long-prompt N`: what a long prompt does to the streams beside it, and they to it.
 
 N clients stream answers without end. In turns nothing else happens for a while, then a long prompt comes, each time
-another one; a quiet while is the last turn, too. Compared are the times between two arrivals of text in a stream (bench/serving) that end in a quiet window
-and those that end between the sending of a long prompt and its first token. The long prompt's time to first token is
-measured beside the streams and, before they start, on the idle server.
+another one; a quiet while is the last turn, too. Compared are the times between two arrivals of text in a stream
+(bench/serving) that end in a quiet window and those that end between the sending of a long prompt and its first token.
+The long prompt's time to first token is measured beside the streams and, before they start, on the idle server.
 """
 
 import asyncio
