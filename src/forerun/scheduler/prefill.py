@@ -26,8 +26,10 @@ def rows_beside(
     left_s = limit_s - step_time.predict(len(decoding), keys)
     context = max(sequence.num_computed for sequence in prefilling)
     limit = min(limit, sum(sequence.num_pending for sequence in prefilling))
-    within = max(step_time.rows_within(left_s, context, limit), MIN_ROWS, len(prefilling))
-    return 0 if within < limit and step_time.wants_plain else min(limit, within)
+    within, least = step_time.rows_within(left_s, context, limit), max(MIN_ROWS, len(prefilling))
+    if within < limit and step_time.wants_plain:
+        return 0
+    return min(limit, step_time.at_least(within, least))
 
 
 def divide(rows: int, outputs: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:
