@@ -101,6 +101,7 @@ def test_blocks_add_up_and_queues_are_empty_at_rest(fresh, wait_until):
     assert total(samples, "forerun_kv_blocks", state="owned") == 0
     assert total(samples, "forerun_running") == total(samples, "forerun_waiting") == 0
     assert total(samples, "forerun_memory_bytes", use="kv") > 0
+    assert total(samples, "forerun_memory_bytes", use="drafts") == 0  # repetitions need no model
     assert total(samples, "process_resident_memory_bytes") > 0
     assert total(samples, "forerun_info", kv_format="bf16", numerics_id=fresh.llm.numerics_id, model=MODEL) == 1
 

@@ -6,6 +6,7 @@ which Python does in one piece.
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -34,7 +35,7 @@ class EngineCollector(Collector):
             "speculation": llm.engine.speculator.drafter_name,
         }
         memory = llm.backend.memory()
-        self._memory: Labelled = {("weights",): memory.weights, ("kv",): memory.kv, ("workspace",): memory.workspace}
+        self._memory: Labelled = {(use,): num_bytes for use, num_bytes in asdict(memory).items()}
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("forerun_info", "What runs here; always 1.", {tuple(self._info.values()): 1.0}, tuple(self._info))
