@@ -106,6 +106,18 @@ def test_blocks_add_up_and_queues_are_empty_at_rest(fresh, wait_until):
     assert total(samples, "forerun_info", kv_format="bf16", numerics_id=fresh.llm.numerics_id, model=MODEL) == 1
 
 
+def test_what_drafters_remember_is_told(tiny_model):
+    with serving(tiny_llm(tiny_model, SpeculationConfig("suffix+recycle", options={"suffix.shared": True}))) as server:
+        before = total(read(server), "forerun_drafter_bytes", drafter="suffix")
+        ask(server)
+        samples = read(server)
+        assert total(samples, "forerun_drafter_bytes", drafter="suffix") > before
+        tables = server.llm.engine.speculator.drafters[1].num_bytes
+        assert total(samples, "forerun_drafter_bytes", drafter="recycle") == tables > 8 * 100
+        ask(server, cache_salt="own")
+        assert total(read(server), "forerun_drafter_bytes", drafter="recycle") == 2 * tables
+
+
 def test_clients_cannot_make_series(fresh):
     for path in ("/a", "/b/c", "/v1/models/x", "/v1/models/y"):
         fresh.http.get(path)

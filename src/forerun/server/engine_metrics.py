@@ -15,6 +15,7 @@ from forerun import __version__
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.speculation.allocation.allocator import Allocator
+from forerun.speculation.drafter import RememberingDrafter
 from forerun.speculation.speculator import DrafterStats
 
 Labelled = Mapping[tuple[str, ...], float]
@@ -74,6 +75,12 @@ class EngineCollector(Collector):
         stats = speculator.stats
         by_drafter = dict(stats.by_drafter)
         yield from _drafters(by_drafter)
+        held: Labelled = {
+            (drafter.name,): drafter.num_bytes
+            for drafter in (*speculator.guides, *speculator.drafters)
+            if isinstance(drafter, RememberingDrafter)
+        }
+        yield _gauge("forerun_drafter_bytes", "Memory of what a drafter remembers.", held, ("drafter",))
         yield _counter("forerun_bonus_tokens", "Tokens beside accepted drafts in steps with a draft.", stats.bonus)
         yield _counter("forerun_dropped_draft_tokens", "Drafts that were impossible.", stats.dropped_nodes)
         yield _counter(
