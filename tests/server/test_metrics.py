@@ -118,6 +118,18 @@ def test_what_drafters_remember_is_told(tiny_model):
         assert total(read(server), "forerun_drafter_bytes", drafter="recycle") == 2 * tables
 
 
+def test_formats_and_verification_are_told(tiny_model):
+    options = {"draft-model.model": str(tiny_model), "draft-model.kv_format": "fp32"}
+    speculation = SpeculationConfig("draft-model", options=options, verification="typical", lossy=True)
+    with serving(tiny_llm(tiny_model, speculation)) as server:
+        health = server.http.get("/health").json()
+        assert health["kv_formats"] == {"target": "bf16", "draft-model": "fp32"}
+        assert (health["verification"], health["lossy"]) == ("typical", True)
+        info = {"kv_formats": "target:bf16,draft-model:fp32", "verification": "typical", "lossy": "true"}
+        assert total(read(server), "forerun_info", **info) == 1
+        assert total(read(server), "forerun_memory_bytes", use="drafts") > 0
+
+
 def test_clients_cannot_make_series(fresh):
     for path in ("/a", "/b/c", "/v1/models/x", "/v1/models/y"):
         fresh.http.get(path)

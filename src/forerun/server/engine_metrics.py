@@ -33,7 +33,10 @@ class EngineCollector(Collector):
             "model": model_name,
             "numerics_id": llm.numerics_id,
             "kv_format": llm.kv_layout.stacks[0].codec,
+            "kv_formats": ",".join(f"{name}:{codec}" for name, codec in llm.kv_layout.formats.items()),
             "speculation": llm.engine.speculator.drafter_name,
+            "verification": str(llm.engine.verification["name"]),
+            "lossy": str(llm.engine.verification["is_lossy"]).lower(),
         }
         memory = llm.backend.memory()
         self._memory: Labelled = {(use,): num_bytes for use, num_bytes in asdict(memory).items()}
