@@ -17,7 +17,7 @@ INSTALLED_FROM := pyproject.toml CMakeLists.txt $(shell find src native \( -type
 	-not -name __pycache__ -not -name '*.pyc' -not -name '*.so' 2>/dev/null)
 
 .DELETE_ON_ERROR:
-.PHONY: neon help demo test test-all test-parity check lint types format build sanitize docs clean prerequisites
+.PHONY: neon help demo test test-all test-parity test-clients check lint types format build sanitize docs clean prerequisites
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -35,6 +35,9 @@ test-all: check  ## the same and the tests marked slow (real models, minutes)
 
 test-parity: .venv-parity/ready  ## regenerate the golden files with torch and transformers, and compare
 	.venv-parity/bin/python tools/make_parity_golden.py --check
+
+test-clients: $(VENV)/installed $(VENV)/extra-dev .venv-clients/ready  ## litellm and the llm command against the server
+	FORERUN_TEST_CLIENTS=.venv-clients $(BIN)/python -m pytest -m slow tests/server/test_other_clients.py
 
 # ---- what a developer runs ----
 
@@ -69,7 +72,7 @@ docs: $(VENV)/extra-docs  ## build the documentation site into site/
 	@echo "the site is in site/index.html"
 
 clean:  ## remove everything that these targets made, the environments too
-	rm -rf $(VENV) .venv-parity build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-parity .venv-clients build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -f src/forerun/_native*.so
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -103,4 +106,10 @@ $(VENV)/extra-%: pyproject.toml $(VENV)/created
 	@echo "creating .venv-parity with torch and transformers (large downloads)"
 	@$(PYTHON) -m venv --clear .venv-parity
 	@$(BIN)/python tools/list_requirements.py run parity | .venv-parity/bin/$(PIP_COMMAND) install -r /dev/stdin
+	@touch $@
+
+.venv-clients/ready: $(VENV)/created
+	@echo "creating .venv-clients with litellm and llm"
+	@$(PYTHON) -m venv --clear .venv-clients
+	@.venv-clients/bin/$(PIP_COMMAND) install "litellm>=1.60" "llm>=0.20"
 	@touch $@

@@ -18,6 +18,9 @@ const std::vector<Entry>& entries() {
 #ifdef FORERUN_TABLE_AMX_BF16
         {&amx_bf16_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16", "amx_tile", "amx_bf16"}},
 #endif
+#ifdef FORERUN_TABLE_AVX512_VNNI_BF16
+        {&avx512_vnni_bf16_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}},
+#endif
 #ifdef FORERUN_TABLE_AVX512_VNNI
         {&avx512_vnni_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni"}},
 #endif

@@ -27,7 +27,7 @@ constexpr int kTileElements = kLanes * kTileDepth;
 constexpr int kChunk = 64;
 constexpr int kSpan = 512;
 constexpr int kGroupsPerChunk = kChunk / kLanes;
-constexpr int kMaxTaskQueries = 32;   // (row, head) pairs of one attention task
+constexpr int kMaxTaskQueries = 96;   // (row, head) pairs of one attention task, of all its key/value heads
 constexpr int kMaxTileQueries = 128;  // of one over tiled KV: 16 rows of 8 heads read their keys once
 constexpr int kMaxTileHead = 256;     // largest head that is tiled
 constexpr int kMaxTileGroups = 16;    // (key/value head, sixteen queries) pairs of a task over tiled KV
@@ -50,7 +50,7 @@ struct LinearArgs {
 
 constexpr int kMaxPackedBlocks = 32;  // of 16 rows that tables with tile products multiply by what they unpack
 constexpr int kSumsPerTile = 3;
-constexpr int kFactsPerTile = 4;
+constexpr int kInt16TileElements = 48;  // uint16_t that 32 inputs and what belongs to them take as int16
 constexpr size_t kPackedScratchBytes = size_t{64} << 10;
 
 // The same with weights in a packed format, see tile_formats.h.
@@ -118,7 +118,7 @@ struct AttentionArgs {
 // numbers for each of several neighbouring key/value heads: their keys lie beside each other.
 struct AttentionTask {
     AttentionSequence sequence;
-    int kv_head, num_heads;  // the first; 1 unless KV is tiled
+    int kv_head, num_heads;  // the first, how many
     int query_begin, query_end;
     int span_begin, span_end;
     float* partial;         // null: merge the spans and write `out`; else leave the states of the spans here,
@@ -129,14 +129,15 @@ struct KernelTable {
     const char* name;
     bool tiles_kv;            // it takes bfloat16 KV as tiles, see kv_store.h
     bool packed_takes_int16;  // linear_packed takes int16 inputs with scales; else bfloat16, as linear does
-    int sums_per_tile;        // floats that round_rows_and_sum leaves for every 32 inputs of a row
+    int sums_per_tile;        // floats that round_rows_and_sum leaves in `sums` for every 32 inputs of a row
 
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
     void (*linear)(const LinearArgs& args, int panel_begin, int panel_end);
     // The same for rows [row_begin, row_end) and with sums of the rounded inputs, as linear_packed of this table needs
     // them; null if it needs none. sums [R / 16][K / 32][kSumsPerTile][16], blocks of 16 rows `block_floats` apart: of
-    // 32 inputs, of the first 16, of the others.
+    // 32 inputs, of the first 16, of the others. Inputs of int16 have their sums between them in `out` instead, see
+    // kernels/quantise_rows.inl.h.
     void (*round_rows_and_sum)(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
                                size_t ldo, float* sums, size_t block_floats);
     // `scratch` holds kPackedScratchBytes, 64-byte aligned, private to the thread.
@@ -173,9 +174,9 @@ constexpr size_t attention_state_floats(int head_dim) {
 }
 
 constexpr size_t plain_scratch_floats(int head_dim) {
-    // span and total states, probabilities of four queries, and one assembled chunk of K and of V
-    return 2 * kMaxTaskQueries * attention_state_floats(head_dim) + 4 * kChunk +
-           2 * static_cast<size_t>(kChunk) * static_cast<size_t>(padded(head_dim));
+    // queries, span and total states, weights of up to eight queries, and one chunk of K and of V
+    const size_t width = static_cast<size_t>(padded(head_dim));
+    return kMaxTaskQueries * (width + 2 * attention_state_floats(head_dim)) + 8 * kChunk + 2 * kChunk * width;
 }
 
 // A tile of queries for every 32 components, and the state of sixteen queries: m [16], l [16], o [D, 16].
@@ -224,6 +225,7 @@ FORERUN_INLINE int first_visible(const AttentionArgs& args, int end) {
 extern const KernelTable portable_table;
 extern const KernelTable amx_bf16_table;
 extern const KernelTable avx512_bf16_table;
+extern const KernelTable avx512_vnni_bf16_table;
 extern const KernelTable avx512_vnni_table;
 extern const KernelTable avx512_table;
 extern const KernelTable avx2_table;

@@ -221,7 +221,8 @@ void Program::finish(View logits, bool fuse) {
     for (const Buffer& b : buffers_)
         starts.push_back(take(b.stride * (b.on_outputs ? max_outputs_ : max_rows_)));
     const int most_rows = std::max(max_rows_, max_outputs_);
-    const size_t rounded = take(spread_stride(max_inputs_, kTileDepth) * padded(most_rows) / 2);
+    const int tile_elements = table_.packed_takes_int16 ? kInt16TileElements : kTileDepth;
+    const size_t rounded = take(rounded_stride(max_inputs_, tile_elements) * padded(most_rows) / 2);
     const size_t sums = take(
         table_.round_rows_and_sum ? sum_floats(max_inputs_) * static_cast<size_t>(ceil_div(most_rows, kLanes)) : 0);
     const size_t scratch = take(scratch_floats_ * static_cast<size_t>(pool_.size()));

@@ -192,6 +192,14 @@ class Program {
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
     // Whether what was rounded for one matrix also serves another.
     bool serves(const PackedMatrix& rounded_for, const PackedMatrix& matrix) const;
+    // uint16_t between rows of what was rounded for a matrix.
+    size_t rounded_stride(const PackedMatrix& matrix) const {
+        const bool is_int16 = matrix.is_packed() && table_.packed_takes_int16;
+        return rounded_stride(matrix.cols(), is_int16 ? kInt16TileElements : kTileDepth);
+    }
+    static size_t rounded_stride(int inputs, int tile_elements) {
+        return spread_stride((inputs + kTileDepth - 1) / kTileDepth * tile_elements, kTileDepth);
+    }
     // Sums of the inputs of a block of 16 rows.
     size_t sum_floats(int inputs) const {
         const size_t tiles = static_cast<size_t>((inputs + kTileDepth - 1) / kTileDepth);

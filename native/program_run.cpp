@@ -178,7 +178,7 @@ void Program::run_rows(const Op& op, const RowTask& task) const {
 }
 
 void Program::round_rows(const Op& op, const RowTask& task) const {
-    const size_t ldx = spread_stride(op.matrix->cols(), kTileDepth), block_floats = sum_floats(op.a.width);
+    const size_t ldx = rounded_stride(*op.matrix), block_floats = sum_floats(op.a.width);
     const size_t lda = op.is_scrap ? scrap_stride(op.a) : stride(op.a);
     // Scrap has the rows of one block of sixteen, in their places.
     const int skipped = op.is_scrap ? task.begin / kLanes * kLanes : 0;
@@ -227,7 +227,7 @@ int task_of_claim(int claim, int tasks, int threads) {
 
 void Program::run_linear(const Op& op, int rows) {
     const PackedMatrix& matrix = *op.matrix;
-    const size_t ldx = spread_stride(matrix.cols(), kTileDepth);
+    const size_t ldx = rounded_stride(matrix);
     const float* const bias = op.vector >= 0 ? vector(op.vector) : nullptr;
     const LinearArgs plain{rounded_,        ldx,           rows, matrix.data(), matrix.k_tiles(), matrix.rows(), bias,
                            pointer(op.out), stride(op.out)};

@@ -14,6 +14,8 @@ namespace avx2 {
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
 
+#include "kernels/attention_chunk.inl.h"
+
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"
@@ -33,7 +35,7 @@ namespace avx2 {
 
 static constexpr KernelTable make_int16_table(const char* name) {
     KernelTable table = make_table(name);
-    table.sums_per_tile = kFactsPerTile;
+    table.sums_per_tile = 0;
     table.packed_takes_int16 = true;
     return table;
 }

@@ -2,8 +2,8 @@
 // output, as they lie in the file's line, hence a shift and a mask for 32 codes. Whole numbers are exact, so that codes
 // may be taken in any order.
 
-// take.operator()<CHAIN>(p, pair, codes) is told every pair of PANELS tiles, `panel_bytes` apart. CHAIN, 0 to 3, goes
-// round: sums that wait for one another may be kept apart by it.
+// take.operator()<PAIR>(codes) is told every pair of PANELS tiles, `panel_bytes` apart, in ascending order; codes
+// [PANELS].
 
 // A mask of 16 bits for both members of a pair.
 constexpr int in_both(int mask) {
@@ -17,13 +17,15 @@ FORERUN_INLINE Words line_codes(Words words) {
     return shift_members<I * BITS>(words) & in_both((1 << BITS) - 1);
 }
 
-template <int BITS, int COUNT, int I, int PANELS, class Take>
-FORERUN_INLINE void take_pairs(const Words (&words)[PANELS], int pair, Take& take) {
+template <int BITS, int COUNT, int PAIR, int I, int PANELS, class Take>
+FORERUN_INLINE void take_pairs(const Words (&words)[PANELS], Take& take) {
     if constexpr (I < COUNT) {
+        Words codes[PANELS];
         FORERUN_UNROLL
         for (int p = 0; p < PANELS; ++p)
-            take.template operator()<I & 3>(p, pair + I, line_codes<BITS, I>(words[p]));
-        take_pairs<BITS, COUNT, I + 1>(words, pair, take);
+            codes[p] = line_codes<BITS, I>(words[p]);
+        take.template operator()<PAIR + I>(codes);
+        take_pairs<BITS, COUNT, PAIR, I + 1>(words, take);
     }
 }
 
@@ -31,16 +33,16 @@ FORERUN_INLINE Words code_line(const uint8_t* codes, int line) {
     return load_words(codes + static_cast<size_t>(line) * kLineBytes);
 }
 
-template <int BITS, int LINES, int PANELS, class Take>
+template <int BITS, int LINES, int PANELS, int LINE = 0, class Take>
 FORERUN_INLINE void take_lines(const uint8_t* codes, size_t panel_bytes, Take& take) {
-    constexpr int kPairs = 16 / BITS;
-    FORERUN_UNROLL
-    for (int line = 0; line < LINES; ++line) {
+    if constexpr (LINE < LINES) {
+        constexpr int kPairs = 16 / BITS;
         Words words[PANELS];
         FORERUN_UNROLL
         for (int p = 0; p < PANELS; ++p)
-            words[p] = code_line(codes + p * panel_bytes, line);
-        take_pairs<BITS, kPairs, 0>(words, kPairs * line, take);
+            words[p] = code_line(codes + p * panel_bytes, LINE);
+        take_pairs<BITS, kPairs, kPairs * LINE, 0>(words, take);
+        take_lines<BITS, LINES, PANELS, LINE + 1>(codes, panel_bytes, take);
     }
 }
 
@@ -61,39 +63,40 @@ FORERUN_INLINE Words last_sixes(const uint8_t* from) {
 }
 
 // Bytes lie in rows of sixteen outputs, four of them a line.
-template <int PANELS, class Take>
+template <int PANELS, int LINE = 0, class Take>
 FORERUN_INLINE void take_bytes(const uint8_t* codes, size_t panel_bytes, Take& take) {
-    FORERUN_UNROLL
-    for (int line = 0; line < kTileDepth / 4; ++line) {
+    if constexpr (LINE < kTileDepth / 4) {
         Words first[PANELS], second[PANELS];
         FORERUN_UNROLL
         for (int p = 0; p < PANELS; ++p)
-            byte_pairs(codes + p * panel_bytes + static_cast<size_t>(line) * kLineBytes, first[p], second[p]);
-        FORERUN_UNROLL
-        for (int p = 0; p < PANELS; ++p)
-            take.template operator()<0>(p, 2 * line, first[p]);
-        FORERUN_UNROLL
-        for (int p = 0; p < PANELS; ++p)
-            take.template operator()<1>(p, 2 * line + 1, second[p]);
+            byte_pairs(codes + p * panel_bytes + size_t{LINE} * kLineBytes, first[p], second[p]);
+        take.template operator()<2 * LINE>(first);
+        take.template operator()<2 * LINE + 1>(second);
+        take_bytes<PANELS, LINE + 1>(codes, panel_bytes, take);
     }
 }
 
 template <int BITS, int PANELS, class Take>
 FORERUN_INLINE void take_codes(const uint8_t* codes, size_t panel_bytes, Take& take) {
+    Words last[PANELS];
     if constexpr (BITS == 4) {
         take_lines<4, 4, PANELS>(codes, panel_bytes, take);
     } else if constexpr (BITS == 5) {
         take_lines<5, 5, PANELS>(codes, panel_bytes, take);
         FORERUN_UNROLL
         for (int p = 0; p < PANELS; ++p)
-            take.template operator()<3>(p, 15, last_fives(codes + p * panel_bytes));
+            last[p] = last_fives(codes + p * panel_bytes);
+        take.template operator()<15>(last);
     } else if constexpr (BITS == 6) {
         take_lines<6, 3, PANELS>(codes, panel_bytes, take);
         FORERUN_UNROLL
-        for (int p = 0; p < PANELS; ++p) {
-            take.template operator()<2>(p, 6, last_sixes<0>(codes + p * panel_bytes));
-            take.template operator()<3>(p, 7, last_sixes<1>(codes + p * panel_bytes));
-        }
+        for (int p = 0; p < PANELS; ++p)
+            last[p] = last_sixes<0>(codes + p * panel_bytes);
+        take.template operator()<6>(last);
+        FORERUN_UNROLL
+        for (int p = 0; p < PANELS; ++p)
+            last[p] = last_sixes<1>(codes + p * panel_bytes);
+        take.template operator()<7>(last);
     } else {
         take_bytes<PANELS>(codes, panel_bytes, take);
     }

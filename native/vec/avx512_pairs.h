@@ -5,6 +5,7 @@
 // product after the other.
 constexpr int kPairRows = 8;
 constexpr int kPairPanels = 2;
+constexpr int kSumRows = 5;  // from which on half of the products are products of sums
 constexpr int pair_chains(int rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
@@ -15,9 +16,22 @@ FORERUN_INLINE Words same_words(int32_t value) {
 FORERUN_INLINE Words operator+(Words a, Words b) {
     return {_mm512_add_epi32(a.v, b.v)};
 }
-// to + the products of both members of every pair with those of `inputs`.
-FORERUN_INLINE Words add_products(Words to, Words pairs, int32_t inputs) {
-    return {_mm512_dpwssd_epi32(to.v, pairs.v, _mm512_set1_epi32(inputs))};
+FORERUN_INLINE Words operator-(Words a, Words b) {
+    return {_mm512_sub_epi32(a.v, b.v)};
+}
+// The pair at `p` in all places.
+FORERUN_INLINE Words same_pairs(const uint16_t* p) {
+    int32_t pair;
+    __builtin_memcpy(&pair, p, sizeof pair);
+    return same_words(pair);
+}
+// to + the products of both members of every pair with those of `others`.
+FORERUN_INLINE Words add_products(Words to, Words pairs, Words others) {
+    return {_mm512_dpwssd_epi32(to.v, pairs.v, others.v)};
+}
+// Each member of a pair for itself.
+FORERUN_INLINE Words add_members(Words a, Words b) {
+    return {_mm512_add_epi16(a.v, b.v)};
 }
 template <int SHIFT>
 FORERUN_INLINE Words shift_members(Words pairs) {
@@ -50,17 +64,32 @@ FORERUN_INLINE Words larger(Words a, Words b) {
 FORERUN_INLINE uint32_t largest(Words words) {
     return _mm512_reduce_max_epu32(words.v);
 }
-FORERUN_INLINE int32_t sum(Words words) {
-    return _mm512_reduce_add_epi32(words.v);
-}
-// The nearest whole numbers, at most 2^15 - 1; 0 for NaN.
+// The nearest whole numbers; 0 for NaN.
 FORERUN_INLINE Words whole_numbers(Vec x) {
-    const __mmask16 finite = _mm512_cmp_ps_mask(x.v, x.v, _CMP_ORD_Q);
-    return {_mm512_min_epi32(_mm512_maskz_cvtps_epi32(finite, x.v), _mm512_set1_epi32(0x7fff))};
+    return {_mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_ORD_Q), x.v)};
 }
-// The lower halves of numbers that int16 holds.
-FORERUN_INLINE void store_int16(uint16_t* p, Words words) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(words.v));
+// Stores 32 inputs, which int16 holds. Returns their sums and those of the products a b that MultiplySums takes off:
+// of pairs 2 and 3, 6 and 7 and so on. A product's overflow is lost here and there alike.
+template <class Sums>
+FORERUN_INLINE Sums store_int16(uint16_t* p, Words inputs, Words more) {
+    const __m512i zero = _mm512_setzero_si512();
+    const __m512i pairs =
+        _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(inputs.v)), _mm512_cvtepi32_epi16(more.v), 1);
+    _mm512_storeu_si512(p, pairs);
+    const __m512i next = _mm512_maskz_shuffle_epi32(0x4444, pairs, _MM_PERM_CDAB);
+    const __m512i sums = _mm512_dpwssd_epi32(zero, pairs, _mm512_set1_epi16(1));
+    const __m512i products = _mm512_dpwssd_epi32(zero, pairs, next);
+    // Of every four lanes: sum, product, sum, product.
+    const __m512i halves =
+        _mm512_add_epi32(_mm512_unpacklo_epi32(sums, products), _mm512_unpackhi_epi32(sums, products));
+    const __m512i quarters = _mm512_add_epi32(halves, _mm512_shuffle_epi32(halves, _MM_PERM_BADC));
+    const __m256i lower = _mm512_castsi512_si256(quarters), upper = _mm512_extracti64x4_epi64(quarters, 1);
+    const __m128i first = _mm_add_epi32(_mm256_castsi256_si128(lower), _mm256_extracti128_si256(lower, 1));
+    const __m128i last = _mm_add_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+    const __m128i minus_all = _mm_sub_epi32(_mm_setzero_si128(), _mm_add_epi32(first, last));
+    const __m128i minus_first = _mm_sub_epi32(_mm_setzero_si128(), first);
+    return {_mm_cvtsi128_si32(minus_all), _mm_cvtsi128_si32(minus_first), _mm_extract_epi32(minus_all, 1),
+            _mm_extract_epi32(minus_first, 1)};
 }
 
 // ---- writing past the caches; `p` is a multiple of 64 bytes ----

@@ -38,8 +38,9 @@ def round_to_int16(x: Float32) -> npt.NDArray[np.float64]:
         group = x[:, start : start + INT16_INPUTS].astype(np.float64)
         largest = np.max(np.abs(group), axis=1, keepdims=True)
         finite = np.isfinite(largest)
-        exponent = np.frexp(np.where(finite, largest, 1.0))[1] - 15
-        whole = np.minimum(np.rint(np.ldexp(np.where(finite, group, 0.0), -exponent)), 2**15 - 1)
+        mantissa, exponent = np.frexp(np.where(finite, largest, 1.0))
+        exponent += (mantissa >= 1 - 2**-7) - 15  # room for a code beside the largest number
+        whole = np.rint(np.ldexp(np.where(finite, group, 0.0), -exponent))
         values = np.where(largest < 2.0**-100, 0.0, np.ldexp(whole, exponent))
         rounded[:, start : start + INT16_INPUTS] = np.where(finite, values, np.nan)
     return rounded

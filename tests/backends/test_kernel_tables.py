@@ -12,9 +12,11 @@ from forerun.models.rope import rope_table
 from forerun.models.spec import RopeSpec
 from tests.backends.native_ops import TABLES, Bench, exact, new_view, pack, plain_batch, run
 
-ORDER = ["amx_bf16", "avx512_vnni", "avx512", "avx512_bf16", "avx2", "neon", "portable"]  # best first
+# Best first.
+ORDER = ["amx_bf16", "avx512_vnni_bf16", "avx512_vnni", "avx512", "avx512_bf16", "avx2", "neon", "portable"]
 NEEDS = {
     "amx_bf16": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
+    "avx512_vnni_bf16": {"avx512_vnni", "avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512_vnni": {"avx512_vnni", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512_bf16": {"avx512_bf16", "avx512f", "avx512dq", "avx512bw", "avx512vl"},
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl"},

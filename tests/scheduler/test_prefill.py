@@ -15,6 +15,11 @@ def seconds_of(rows, keys):
     return BASE_S + ROW_S * rows + KEY_S * keys
 
 
+def beside(decoding, prompt, model, slowdown):
+    rows = rows_beside(decoding, [prompt], model, slowdown)
+    return min(MAX_ROWS, prompt.num_pending if rows is None else rows)
+
+
 def chunks(before, num_plain):
     """Rows that a long prompt gets step by step, beside two that have been decoding for `num_plain` steps.
 
@@ -31,7 +36,7 @@ def chunks(before, num_plain):
         length += 1
         decoding = [SimpleNamespace(tokens=range(length), num_computed=length - 1, num_pending=1)] * DECODERS
         prompt = SimpleNamespace(num_computed=done, num_pending=PROMPT - done)
-        rows = rows_beside(decoding, [prompt], MAX_ROWS, model, 2.0)
+        rows = beside(decoding, prompt, model, 2.0)
         keys = rows * done + rows * (rows + 1) // 2
         seconds = seconds_of(DECODERS + rows, DECODERS * length + keys)
         model.observe(DECODERS, DECODERS * length, seconds, *((rows, keys) if rows else ()))
@@ -73,7 +78,7 @@ def test_a_prompt_stuck_at_the_least_gets_more_now_and_then_and_so_comes_free():
     for _ in range(20):
         model.observe(DECODERS, 100, BASE_S)
     for _ in range(200):
-        rows = rows_beside(decoding, [SimpleNamespace(num_computed=0, num_pending=10_000)], MAX_ROWS, model, 1.5)
+        rows = beside(decoding, SimpleNamespace(num_computed=0, num_pending=10_000), model, 1.5)
         seconds = BASE_S + (0.9e-3 + 2e-5 * rows if rows else 0.0)
         model.observe(DECODERS, 100, seconds, rows, rows)
         taken.append(rows)

@@ -222,8 +222,25 @@ class TestPrefill:
 
         drive(engine, watch)
 
+    def test_nothing_is_drafted_beside_prompts_that_can_use_the_time(self):
+        engine = Setup(drafter=RandomDrafter(1, chain=True), max_rows=128).engine()
+        engine.scheduler.step_time = StepTime(0.05, 2e-3, 0.0)
+        engine.scheduler.step_time.observe = lambda *_: None
+        engine.add(request(prompt_of(1, 5), max_tokens=40, ignore_eos=True))
+        engine.step()
+        engine.add(request(prompt_of(2, 100), max_tokens=2))
+        rooms = []
+        drive(engine, lambda selection: rooms.append((len(selection.shares), selection.shares[0].max_nodes)))
+        chunks = [nodes for shares, nodes in rooms if shares == 2][:-2]
+        assert chunks
+        assert set(chunks) == {0}
+        assert max(nodes for shares, nodes in rooms if shares == 1) > 0
+
     def test_a_drafting_batch_leaves_rows_to_newcomers(self):
-        engine = Setup(drafter=RandomDrafter(1, chain=True), max_rows=16, max_outputs=16, max_num_seqs=4).engine()
+        """Where time is short nothing is drafted beside prompts, so here it is not."""
+        setup = Setup(drafter=RandomDrafter(1, chain=True), max_rows=16, max_outputs=16, max_num_seqs=4)
+        setup.prefill_slowdown = 1e3
+        engine = setup.engine()
         for seed in range(8):
             engine.add(request(prompt_of(seed, 20), max_tokens=20, ignore_eos=True))
 

@@ -123,6 +123,28 @@ def test_rare_plain_steps_show_that_they_have_become_slower():
     assert model.rows_within(8e-3, 3000, 512) == pytest.approx(8, abs=1)
 
 
+def test_a_hiccup_of_a_plain_step_fills_no_step_with_prompts():
+    model = StepTime()
+    for _ in range(100):
+        model.observe(4, 400, 5e-3)
+    for step in range(200):
+        rows = max(1, model.rows_within(model.predict(4, 400) / 2, 1000, 512))
+        model.observe(4, 400, 5e-3 + rows * 5e-4, rows, rows * 1000)
+        if step % PLAIN_EVERY == 5:
+            model.observe(4, 400, 0.1 if step > 30 and step < 40 else 5e-3)
+        assert step < 20 or rows * 5e-4 < 5e-3
+
+
+def test_a_hiccup_beside_a_prompt_does_not_hold_the_next_rows_back():
+    model = StepTime()
+    for _ in range(100):
+        model.observe(4, 400, 5e-3)
+        model.observe(4, 400, 7.5e-3, 8, 800)
+    before = model.rows_within(2.5e-3, 100, 512)
+    model.observe(4, 400, 0.5, 8, 800)
+    assert model.rows_within(2.5e-3, 100, 512) > before / 2 > 2
+
+
 def test_a_hiccup_is_not_learned():
     model = StepTime()
     for _ in range(100):

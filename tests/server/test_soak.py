@@ -71,11 +71,11 @@ def test_memory_stays_flat_and_everything_is_answered(tiny_model, wait_until):
                 sizes.append(resident_bytes())
         for thread in threads:
             thread.join()
-        assert -1 not in counts
-        assert len(counts) > CLIENTS
         third = max(1, len(sizes) // 3)
         early, late = sorted(sizes[:third])[third // 2], sorted(sizes[-third:])[third // 2]
-        print(f"{len(counts)} requests, {early / 1e6:.1f} MB, then {late / 1e6:.1f} MB")
+        print(f"{len(counts)} requests, {counts.count(-1)} failed, {early / 1e6:.1f} MB, then {late / 1e6:.1f} MB")
+        assert -1 not in counts
+        assert len(counts) > CLIENTS
         assert late - early < MAX_GROWTH, f"{early} bytes became {late}"
         wait_until(lambda: not server.llm.engine.has_work)
         server.llm.engine.check()

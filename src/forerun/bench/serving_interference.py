@@ -1,9 +1,9 @@
 """`bench serve --long-prompt N`: what a long prompt does to the streams beside it, and they to it.
 
 N clients stream answers without end. In turns nothing else happens for a while, then a long prompt comes, each time
-another one. Compared are the times between two arrivals of text in a stream (bench/serving) that end in a quiet window
-and those that end between the sending of a long prompt and its first token. The long prompt's time to first token is
-measured beside the streams and, before they start, on the idle server.
+another one; a quiet while is the last turn, too. Compared are the times between two arrivals of text in a stream
+(bench/serving) that end in a quiet window and those that end between the sending of a long prompt and its first token.
+The long prompt's time to first token is measured beside the streams and, before they start, on the idle server.
 """
 
 import asyncio
@@ -67,10 +67,9 @@ async def measure_interference(
         await asyncio.sleep(SETTLE_S)
         quiet, loaded = [], []
         for _ in range(repeats):
-            start = time.perf_counter()
-            await asyncio.sleep(QUIET_S)
-            quiet.append((start, time.perf_counter()))
+            quiet.append(await _quiet_window())
             loaded.append(await ask(chars))
+        quiet.append(await _quiet_window())  # attention to their own growing texts slows the streams down meanwhile
     finally:
         for task in running:
             task.cancel()
@@ -85,6 +84,12 @@ async def measure_interference(
         ttft_alone_s=statistics.median(first - start for start, first, _ in alone),
         ttft_beside_s=statistics.median(first - start for start, first, _ in loaded),
     )
+
+
+async def _quiet_window() -> tuple[float, float]:
+    start = time.perf_counter()
+    await asyncio.sleep(QUIET_S)
+    return start, time.perf_counter()
 
 
 async def _stream(target: Target, wish: ServingWish, number: int, sent: list[Exchange]) -> None:

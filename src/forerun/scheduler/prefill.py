@@ -16,20 +16,20 @@ from forerun.sequence import Sequence
 MIN_ROWS = 1  # that prompts advance per step, all together, however long the step is predicted to take
 
 
-def rows_beside(
-    decoding: Seq[Sequence], prefilling: Seq[Sequence], limit: int, step_time: StepTime, slowdown: float
-) -> int:
-    """Rows of prefill, of `limit` that there is room for, that a step of decoding sequences may take; 0 when it is to
+def rows_beside(decoding: Seq[Sequence], prefilling: Seq[Sequence], step_time: StepTime, slowdown: float) -> int | None:
+    """Rows of prefill that a step of decoding sequences has time for; None when it has for all of them, 0 when it is to
     be measured without any."""
+    if not decoding or not prefilling:
+        return None
     keys = sum(len(sequence.tokens) for sequence in decoding)
     limit_s = slowdown * step_time.predict(len(decoding) + len(prefilling) - 1, keys)
     left_s = limit_s - step_time.predict(len(decoding), keys)
     context = max(sequence.num_computed for sequence in prefilling)
-    limit = min(limit, sum(sequence.num_pending for sequence in prefilling))
-    within, least = step_time.rows_within(left_s, context, limit), max(MIN_ROWS, len(prefilling))
-    if within < limit and step_time.wants_plain:
-        return 0
-    return min(limit, step_time.at_least(within, least))
+    pending = sum(sequence.num_pending for sequence in prefilling)
+    within = step_time.rows_within(left_s, context, pending)
+    if within >= pending:
+        return None
+    return 0 if step_time.wants_plain else step_time.at_least(within, max(MIN_ROWS, len(prefilling)))
 
 
 def divide(rows: int, outputs: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:

@@ -138,8 +138,13 @@ class Scheduler:
         self._keep_decoding(selection, only)
         self._admit(selection, only)
         taking_part = [sequence for sequence in self.running if only in (None, sequence)]
-        self._select_decoding(selection, taking_part, room)
-        self._select_prefill(selection, taking_part)
+        decoding = [sequence for sequence in taking_part if sequence.num_pending == 1]
+        prefilling = [sequence for sequence in taking_part if sequence.num_pending > 1]
+        beside = rows_beside(decoding, prefilling, self.step_time, self.config.prefill_slowdown)
+        # Time that prompts can use is not spent on drafts: their rows are never in vain.
+        self._select_decoding(selection, decoding, room if beside is None else lambda *_: 0)
+        if prefilling and beside != 0:
+            self._select_prefill(selection, prefilling, beside)
         return selection
 
     def reset(self) -> None:
@@ -162,9 +167,8 @@ class Scheduler:
                 self._preempt(self.running[-1])
 
     def _select_decoding(
-        self, selection: Selection, taking_part: list[Sequence], room: Callable[[Sequence, int], int]
+        self, selection: Selection, decoding: list[Sequence], room: Callable[[Sequence, int], int]
     ) -> None:
-        decoding = [sequence for sequence in taking_part if sequence.num_pending == 1]
         # Every running sequence can draw one token; what is left of rows and outputs may carry draft nodes.
         nodes_left = min(self.config.max_rows, self.config.max_outputs) - len(self.running)
         if any(num_unscored(sequence) for sequence in self.running):  # their prompts need outputs too
@@ -189,19 +193,13 @@ class Scheduler:
             self._matches.pop(sequence.id, None)
             self.running.add(sequence)
 
-    def _select_prefill(self, selection: Selection, taking_part: list[Sequence]) -> None:
-        decoding = [share.sequence for share in selection.shares]
-        prefilling = [sequence for sequence in taking_part if sequence.num_pending > 1]
-        if not prefilling:
-            return
+    def _select_prefill(self, selection: Selection, prefilling: list[Sequence], beside: int | None) -> None:
         outputs = sum(1 + share.max_nodes for share in selection.shares)  # they left one, and a row, to each prompt
         rows_left = self.config.max_rows - outputs
         outputs_left = self.config.max_outputs - outputs - len(prefilling)
-        if decoding:
-            rows_left = rows_beside(decoding, prefilling, rows_left, self.step_time, self.config.prefill_slowdown)
-        if not rows_left:
-            return
-        for sequence, count in divide(rows_left, outputs_left, prefilling, self.config.max_chunk):
+        for sequence, count in divide(
+            rows_left if beside is None else min(rows_left, beside), outputs_left, prefilling, self.config.max_chunk
+        ):
             selection.shares.append(Share(sequence, count))
 
     # ---- blocks ----

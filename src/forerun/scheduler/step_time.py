@@ -23,9 +23,10 @@ FORGETTING = 0.98  # about the last 50 steps count
 MAX_TRACE = 1e3  # of the covariance
 ROW_SCALE, KEY_SCALE = 1e-2, 1e-5  # bring the three features to a similar size
 PLAIN_EVERY = 16  # steps, when prompts are limited by time
-OUTLIER = 2.0  # a step that takes more times what was predicted counts as this: the machine was busy elsewhere
-LEARNED = 10.0  # the same for the coefficients in the first steps, when they may be far off
-FIRST_STEPS = 8  # plain ones
+OUTLIER = 1.5  # a plain step that takes more times what was predicted counts as this: the machine was busy elsewhere
+DEAREST = 3.0  # times a decoded row, which a prompt's row will not cost
+LEARNED = 2.0  # as OUTLIER, for the coefficients
+FIRST_STEPS, FIRST_LEARNED = 8, 10.0  # plain ones, and the same for those, when the coefficients may be far off
 COLD = 3.0  # so many times too long was predicted after the first steps: they were cold, and are forgotten
 LEAST_ROW = 0.01  # of the base that a row costs at least
 TRY_EVERY, TRY_ROWS = 16, 7  # selections that gave prompts the least, after which one gives so many rows more
@@ -68,14 +69,15 @@ class StepTime:
             if is_first and self._num_plain > 1 and self.predict(rows, keys) > COLD * max(seconds, SHORTEST_S):
                 self._begin()
             predicted = _dot(_features(rows, keys), self._coefficients)
-            self._now.observe(_bounded(seconds, self._now.value * predicted), predicted)
-            self._learn(_features(rows, keys), _bounded(seconds, predicted, LEARNED if is_first else OUTLIER))
+            bound_s = (FIRST_LEARNED if is_first else LEARNED) * predicted
+            self._now.observe(min(seconds, max(OUTLIER * self._now.value * predicted, SHORTEST_S)), predicted)
+            self._learn(_features(rows, keys), min(seconds, max(bound_s, SHORTEST_S)))
         elif rows:
             self._since_plain += 1
             plain_s, row, key = self.predict(rows, keys), *self._row_and_key
             predicted = row * prompt_rows + key * prompt_keys
-            added_s = _bounded(seconds, plain_s + self._prompts.value * predicted) - plain_s
-            self._prompts.observe(added_s, predicted)
+            # Bounded by what many rows may cost, not by what is believed: that they cost little must be unlearned fast.
+            self._prompts.observe(min(seconds - plain_s, plain_s + DEAREST * predicted), predicted)
 
     def rows_within(self, seconds: float, context: int, limit: int) -> int:
         """Most rows of one prompt's chunk that starts at `context` so that they add at most `seconds`."""
@@ -132,16 +134,12 @@ class _Ratio:
 
     @property
     def value(self) -> float:
-        """1 before anything was measured; above 0."""
-        return max(self._measured, 0.01 * self._predicted) / self._predicted
+        """1 before anything was measured; at least 0.1."""
+        return max(self._measured, 0.1 * self._predicted) / self._predicted
 
     def observe(self, measured: float, predicted: float) -> None:
         self._measured = self._forgetting * self._measured + measured
         self._predicted = max(self._forgetting * self._predicted + predicted, 1e-9)
-
-
-def _bounded(seconds: float, predicted: float, times: float = OUTLIER) -> float:
-    return min(seconds, max(times * predicted, SHORTEST_S))
 
 
 def _features(rows: int, keys: int) -> tuple[float, float, float]:

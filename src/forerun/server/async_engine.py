@@ -135,15 +135,7 @@ class AsyncEngine:
 
     async def submit(self, request: Request) -> RequestStream:
         """Queue a request. Raises RequestError for what can never be served, ApiError when too many wait."""
-        if not self._accepts:
-            raise _stopped()
-        if self._num_open + request.params.n > self._max_open:
-            raise ApiError(
-                503,
-                f"{self._num_open} generations are running or waiting, the most this server takes: try again later",
-                code="overloaded",
-                headers={"Retry-After": "1"},
-            )
+        self.check_room(request.params.n)
         stream = RequestStream(request, self._close)
         self._num_open += request.params.n
         adding = self._begin(lambda: self._add(stream))
@@ -155,6 +147,19 @@ class AsyncEngine:
             self._close(stream)  # the caller left while the engine was taking it
             raise
         return stream
+
+    def check_room(self, num_choices: int) -> None:
+        """Raise ApiError where `submit` would, for so many more choices: before anything is made of a request that
+        comes in a crowd."""
+        if not self._accepts:
+            raise _stopped()
+        if self._num_open + num_choices > self._max_open:
+            raise ApiError(
+                503,
+                f"{self._num_open} generations are running or waiting, the most this server takes: try again later",
+                code="overloaded",
+                headers={"Retry-After": "1"},
+            )
 
     async def call(self, function: Callable[[], T]) -> T:
         """Run a function on the engine's thread, between two steps, and give its result. Raises ApiError when the

@@ -54,12 +54,13 @@ class Tenant:
     salt: str = ""
 
 
-def _service(request: Request) -> Service:
+# Without "async" each of the two would wait for a thread and back, in every request.
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-def _tenant(request: Request) -> Tenant:
+async def _tenant(request: Request) -> Tenant:
     tenant: Tenant = getattr(request.state, "tenant", Tenant())
     return tenant
 

@@ -135,7 +135,7 @@ const checks = {
   },
 
   async abort() {
-    const options = { model, messages, max_tokens: 900, ignore_eos: true };
+    const options = { model, messages, max_tokens: 1900, n: 4, ignore_eos: true };
     const stream = await client.chat.completions.create({ ...options, stream: true });
     let count = 0;
     for await (const _ of stream) if (++count === 3) break; // leaving the loop ends the request

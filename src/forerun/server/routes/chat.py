@@ -29,6 +29,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=None, responses=generating(ChatCompletion))
 async def chat_completions(body: ChatRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
+    service.engine.check_room(body.n or 1)
     request = await ask_chat(body, service, tenant)
     readers = {index: ChoiceReader(body, request, service) for index in range(request.params.n)}
     head = {

@@ -28,6 +28,7 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/completions", response_model=None, responses=generating(Completion))
 async def completions(body: CompletionRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Continue one or several texts, at once or as a stream of server-sent events."""
+    service.engine.check_room(body.n or 1)
     requests = await ask_completions(body, service, tenant)
     head = {
         "id": f"cmpl-{requests[0].id}",

@@ -23,6 +23,7 @@ router = APIRouter(route_class=StrictRoute)
 async def responses(body: ResponseRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Answer an input, at once or as a stream of typed events."""
     chat = body.as_chat()
+    service.engine.check_room(1)
     request = await ask_chat(chat, service, tenant)
     writer = ResponseWriter(body, chat, request, service)
     group = await submit_all(service.engine, [request])

@@ -20,7 +20,7 @@ from forerun.batch import Outcome
 from forerun.config import SpeculationConfig
 from forerun.sequence import Sequence
 from forerun.speculation.allocation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
-from forerun.speculation.allocation.calibration import HOPEFUL, Calibration, RequestFactor
+from forerun.speculation.allocation.calibration import HOPEFUL, Calibration, RequestFactor, scores_of_drawn
 from forerun.speculation.allocation.guard import Nap, Probe, SpeedGuard
 from forerun.speculation.allocation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
 from forerun.speculation.allocation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
@@ -187,14 +187,8 @@ class Allocator:
         """How far a draft goes: the plan's depth is right for drafts as they are on average, this for each of them."""
         if not plan.least_survival:
             return None
-        calibration = self._calibration(drafter.name)
-        factor = self._request(sequence.id).factors.get(drafter.name)
-
-        def judge(depth: int, score: float) -> float:
-            usual = calibration.usual(depth, score)
-            return factor.apply(usual) if factor is not None else usual
-
-        return Worth(judge, plan.least_survival)
+        factor = self._request(sequence.id).factors.get(drafter.name, RequestFactor())
+        return Worth(self._calibration(drafter.name).judge(factor), plan.least_survival)
 
     def _plan(
         self, name: str, allowed: Seq[int], sequences: Seq[Sequence], trees: Seq[DraftTree]
@@ -240,7 +234,7 @@ class Allocator:
         request.proposals.append((drafter.name, tree))
         factor = request.factors.setdefault(drafter.name, RequestFactor())
         if tree.draft_probs:
-            return tree.with_scores(_scores_of_drawn(tree, calibration, factor))
+            return tree.with_scores(scores_of_drawn(tree, calibration, factor))
         scores = [1.0]
         known: dict[tuple[int, float], float] = {}  # many nodes have the same score
         for depth, score in zip(tree.depths[1:], tree.score[1:], strict=True):
@@ -402,18 +396,3 @@ class Allocator:
         if name in self._paid:
             calibration.unknown = HOPEFUL
         return calibration
-
-
-def _scores_of_drawn(tree: DraftTree, calibration: Calibration, factor: RequestFactor) -> list[float]:
-    """Scores for nodes drawn at random, by depth and rank among siblings alone: nothing that was drawn may decide
-    whether a node is verified. The first sibling is the likeliest to be accepted."""
-    families = Counter(tree.parents[1:])
-    ranks: Counter[int] = Counter()
-    scores = [1.0]
-    for row in range(1, len(tree)):
-        parent = tree.parents[row]
-        size, rank = families[parent], ranks[parent]
-        ranks[parent] += 1
-        part = 0.5**rank / (2 - 0.5 ** (size - 1))
-        scores.append(part * factor.apply(calibration.at_depth(tree.depths[row])))
-    return scores

@@ -12,6 +12,8 @@ A request's own factor is its accepted nodes over those expected of it, drawn to
 
 import math
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -73,6 +75,10 @@ class Calibration:
     def at_depth(self, depth: int) -> float:
         """The same, whatever the score: some child of an accepted node at `depth` - 1 is accepted."""
         return self._estimate(_group(depth), ANY_SCORE, self.unknown)
+
+    def judge(self, factor: RequestFactor) -> Callable[[int, float], float]:
+        """(depth, score) -> the same for a request with that factor."""
+        return lambda depth, score: factor.apply(self.usual(depth, score))
 
     def observe(self, tree: DraftTree, tokens: Seq[int], factor: RequestFactor, num_rows: int | None = None) -> None:
         """Count the nodes of a proposal that the emitted tokens tested.
@@ -146,6 +152,21 @@ class Calibration:
             count = self._counts[group, bucket] = _Count(prior, prior * _first_guess(bucket, score))
         count.tested = MEMORY * count.tested + 1
         count.right = MEMORY * count.right + right
+
+
+def scores_of_drawn(tree: DraftTree, calibration: Calibration, factor: RequestFactor) -> list[float]:
+    """Scores for nodes drawn at random, by depth and rank among siblings alone: nothing that was drawn may decide
+    whether a node is verified. The first sibling is the likeliest to be accepted."""
+    families = Counter(tree.parents[1:])
+    ranks: Counter[int] = Counter()
+    scores = [1.0]
+    for row in range(1, len(tree)):
+        parent = tree.parents[row]
+        size, rank = families[parent], ranks[parent]
+        ranks[parent] += 1
+        part = 0.5**rank / (2 - 0.5 ** (size - 1))
+        scores.append(part * factor.apply(calibration.at_depth(tree.depths[row])))
+    return scores
 
 
 def _first_guess(bucket: int, score: float) -> float:

@@ -1,0 +1,46 @@
+// The AVX-512 table with integer dot products for packed weights and bfloat16 ones for the others. Compiled with
+// avx512f, bw, dq, vl, vnni and bf16; reached only after cpu_features() has found them all.
+#include <immintrin.h>
+
+#include "bf16.h"
+#include "kernel_table.h"
+
+namespace forerun {
+namespace avx512_vnni_bf16 {
+
+#include "vec/avx512.h"
+#include "vec/avx512_pairs.h"
+
+// In this order: attention uses the exponential.
+#include "kernels/elementwise.inl.h"
+
+#include "kernels/attention_chunk.inl.h"
+#include "kernels/attention.inl.h"
+
+#include "kernels/linear.inl.h"
+
+#include "kernels/linear_avx512_bf16.inl.h"
+
+#include "kernels/lane_scales.inl.h"
+#include "kernels/packed_formats.inl.h"
+#include "kernels/unpack_pairs.inl.h"
+
+#include "kernels/quantise_rows.inl.h"
+
+#include "kernels/linear_packed_int16.inl.h"
+#include "kernels/row_passes.inl.h"
+
+#include "kernels/table.inl.h"
+
+static constexpr KernelTable make_int16_table(const char* name) {
+    KernelTable table = make_table(name);
+    table.sums_per_tile = 0;
+    table.packed_takes_int16 = true;
+    return table;
+}
+
+}  // namespace avx512_vnni_bf16
+
+const KernelTable avx512_vnni_bf16_table = avx512_vnni_bf16::make_int16_table("avx512_vnni_bf16");
+
+}  // namespace forerun
