@@ -12,7 +12,7 @@ from forerun.errors import UsageError
 from forerun.llm import LLM, EngineOptions
 from forerun.speculation import drafter as registry
 from forerun.speculation.allocation.allocator import Allocator
-from forerun.speculation.drafter import Ask, register
+from forerun.speculation.drafter import Ask, make_drafter, register
 from forerun.speculation.drafters.ngram import NgramDrafter
 from forerun.speculation.tree import DraftTree
 
@@ -146,6 +146,20 @@ def test_one_that_never_drafts_is_no_case(tiny_model: Path, caplog: pytest.LogCa
 )
 def test_causes(text: float | None, chat: float | None, words: str) -> None:
     assert words in str(likely_cause(text, chat))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("early-exit", "early-exit.layer"), ("layer-skip", "bench layer-skip"), ("self-int4", "four bits")],
+)
+@pytest.mark.parametrize("shares", [(0.0, 0.02), (0.5, 0.1), (0.15, None)])
+def test_a_part_of_the_model_is_no_other_model(
+    name: str, words: str, shares: tuple[float | None, float | None]
+) -> None:
+    cause = str(likely_cause(*shares, make_drafter(name, {}).weakness))  # type: ignore[attr-defined]
+    assert words in cause
+    assert "made for another" not in cause
+    assert likely_cause(0.9, None, "weak") is None
 
 
 @pytest.mark.parametrize("shares", [(0.2, 0.2), (None, None), (0.9, None)])

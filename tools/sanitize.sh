@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the native module with a sanitizer, into a folder of its own, and runs tests on it.
 #
-#   sanitize.sh address|thread PYTHON [PYTEST ARGUMENTS]      default: tests/backends
+#   sanitize.sh address|thread PYTHON [PYTEST ARGUMENTS]      default: the tests that call native code directly
 #
 # address  AddressSanitizer and UndefinedBehaviorSanitizer. Leaks are not looked for: the interpreter never frees all.
 # thread   ThreadSanitizer. The interpreter and numpy are not instrumented, but the locks and threads that they use are
@@ -21,7 +21,7 @@ mode=$1
 bin=$(cd "$(dirname "$(command -v "$2")")" && pwd)
 python=$bin/$(basename "$2")
 shift 2
-[ $# -gt 0 ] || set -- tests/backends
+[ $# -gt 0 ] || set -- tests/backends tests/speculation/test_suffix_automaton.py tests/speculation/test_suffix.py
 export PATH="$bin:$PATH" # CMake and Ninja, where they come from pip
 
 compiler=${CXX:-g++}

@@ -18,6 +18,7 @@ from forerun.errors import ForerunError
 from forerun.results import Generation, GenerationStats
 from forerun.sequence import SamplingParams, SpeculationParams
 from forerun.speculation.budget import FixedBudget
+from forerun.speculation.drafter import Drafter
 from forerun.speculation.speculator import SpeculationStats
 from forerun.text.tokenizer import Tokenizer
 
@@ -77,8 +78,8 @@ def check_drafters(llm: Loaded) -> list[DrafterCheck]:
     left out.
     """
     engine, speculator = llm.engine, llm.engine.speculator
-    names = [drafter.name for drafter in speculator.drafters if drafter.is_paid]
-    if not names:
+    checked = [drafter for drafter in speculator.drafters if drafter.is_paid]
+    if not checked:
         return []
     kept = speculator.budget, speculator.stats, engine.stats
     speculator.budget = FixedBudget(SpeculationConfig(max_depth=DEPTH), llm.max_model_len)  # one that learns may refuse
@@ -86,7 +87,7 @@ def check_drafters(llm: Loaded) -> list[DrafterCheck]:
     try:
         texts = _fitting(llm, [llm.tokenizer.encode_prompt(text) for text in TEXTS])
         chats = _fitting(llm, _conversations(llm))
-        return [_check(llm, name, texts, chats) for name in names]
+        return [_check(llm, drafter, texts, chats) for drafter in checked]
     finally:
         speculator.budget, speculator.stats, engine.stats = kept
 
@@ -106,11 +107,12 @@ def _fitting(llm: Loaded, prompts: list[list[int]]) -> list[list[int]]:
     return [prompt for prompt in prompts if len(prompt) + NEW_TOKENS <= llm.max_model_len]
 
 
-def _check(llm: Loaded, name: str, texts: list[list[int]], chats: list[list[int]]) -> DrafterCheck:
+def _check(llm: Loaded, drafter: Drafter, texts: list[list[int]], chats: list[list[int]]) -> DrafterCheck:
+    name = drafter.name
     params = SamplingParams(max_tokens=NEW_TOKENS, speculation=SpeculationParams(drafter=name))
     stats = [answer.stats for answer in llm.generate(texts + chats, params, salt="forerun.drafter_check")]
     text, chat = _acceptance(stats[: len(texts)]), _acceptance(stats[len(texts) :])
-    found = DrafterCheck(name, text, chat, likely_cause(text, chat))
+    found = DrafterCheck(name, text, chat, likely_cause(text, chat, getattr(drafter, "weakness", None)))
     if found.cause is not None:
         shares = [f"{share:.0%} of {kind}" for kind, share in (("text", text), ("chat", chat)) if share is not None]
         log.warning(
@@ -130,11 +132,16 @@ def _acceptance(answers: Seq[GenerationStats]) -> float | None:
     return accepted / drafted if drafted else None
 
 
-def likely_cause(text: float | None, chat: float | None) -> str | None:
-    """Why acceptance is below FLOOR; None when it is not, or when nothing was drafted."""
+def likely_cause(text: float | None, chat: float | None, weakness: str | None = None) -> str | None:
+    """Why acceptance is below FLOOR, and the remedy; None when it is not, or when nothing was drafted.
+
+    weakness  of a drafter that is a part of the model itself, for which no other model can be to blame
+    """
     shares = [share for share in (text, chat) if share is not None]
     if not shares or min(shares) >= FLOOR:
         return None
+    if weakness is not None:
+        return weakness
     if max(shares) < NOTHING:
         return "it was likely made for another tokenizer or another model: choose one of the same family"
     if text is not None and chat is not None and text >= FLOOR:

@@ -103,12 +103,12 @@ def test_percentiles_are_ranks(share, value):
     assert percentile([], share) is None
 
 
-def usage(tokens, cached=2, accepted=3, rejected=1):
+def usage(tokens, cached=2):
     return {
         "prompt_tokens": 10,
         "completion_tokens": tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
-        "completion_tokens_details": {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected},
+        "completion_tokens_details": {"accepted_prediction_tokens": 9, "rejected_prediction_tokens": 1},
     }
 
 
@@ -117,8 +117,8 @@ class TestFigures:
         return document([ServingRun("closed", 2, replies, 10.0, 0.1)], [], ServingWish("m", max_tpot_s=0.5), ABOUT)
 
     def test_definitions(self):
-        fast = Reply(0.0, 2.0, [0.5, 1.0, 2.0], "abc", "stop", usage(7))
-        slow = Reply(1.0, 5.0, [4.0, 5.0], "ab", "stop", usage(3))
+        fast = Reply(0.0, 2.0, [0.5, 1.0, 2.0], "abc", "stop", usage(7), speculation={"drafted": 6, "accepted": 5})
+        slow = Reply(1.0, 5.0, [4.0, 5.0], "ab", "stop", usage(3), speculation={"drafted": 2, "accepted": 1})
         run = self.run_of(fast, slow)["runs"][0]
         assert run["tokens_per_s"] == 10 / 5
         assert run["ttft_s"]["p50"] == 0.5
@@ -140,6 +140,18 @@ class TestFigures:
     def test_a_server_that_does_not_say_what_was_cached(self):
         run = self.run_of(Reply(0.0, 1.0, [0.5, 1.0], "ab", "stop"))["runs"][0]
         assert (run["cached_share"], run["acceptance"], run["output_tokens"]) == (None, None, 2)
+
+    def test_prompts_from_the_cache_are_warned_about(self):
+        for cached, is_much in ((5, False), (6, True)):
+            reply = Reply(0.0, 1.0, [0.5, 1.0], "ab", "stop", usage(2, cached))
+            assert ("from the cache" in markdown(self.run_of(reply))) == is_much
+
+    def test_other_servers_have_no_acceptance(self):
+        assert self.run_of(Reply(0.0, 1.0, [0.5, 1.0], "ab", "stop", usage(2)))["runs"][0]["acceptance"] is None
+
+    def test_columns_have_units(self):
+        head = markdown(self.run_of(Reply(0.0, 1.0, [0.5, 1.0], "ab", "stop", usage(2)))).splitlines()[2]
+        assert {name.strip() for name in head.split("|") if "p95" in name and "(ms)" not in name} == set()
 
     def test_interference(self):
         one = Interference(4, 4000, (0.1,) * 20, (0.15,) * 20, 1.0, 2.0)
@@ -191,6 +203,40 @@ def test_loops_and_interference_against_a_server():
     assert {reply.error for run in runs for reply in run.replies} == {""}
     assert seen[-1] == (17, 17)
     assert found.streams == 1
+
+
+class _Recording(_Tiny):
+    """The same, as forerun answers or as another server; keeps what it was asked."""
+
+    def __init__(self, is_forerun, bodies):
+        self.is_forerun, self.bodies = is_forerun, bodies
+
+    def data_received(self, data):
+        self.bodies.append(json.loads(data.partition(b"\r\n\r\n")[2]))
+        last = {"choices": [], "usage": usage(2)} | ({"speculation": {"drafted": 0}} if self.is_forerun else {})
+        raw = [text("one "), text("two", "stop"), last]
+        self.transport.write(HEAD + b"".join(chunk(document) for document in raw) + chunk(b"[DONE]") + b"0\r\n\r\n")
+        self.transport.close()
+
+
+@pytest.mark.parametrize("is_forerun", [True, False])
+def test_runs_share_no_cache_where_the_server_is_forerun(is_forerun):
+    bodies = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Recording(is_forerun, bodies), "127.0.0.1", 0)
+        target = Target.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        wish = ServingWish("m", clients=(1, 2), rates=(200.0,), requests=4, warmup=1, drafter="off")
+        await bench_serving(target, own_prompts(), wish, lambda *_: None)
+        server.close()
+
+    asyncio.run(main())
+    salts = [body.get("cache_salt") for body in bodies[1:]]
+    assert len(salts) == 12
+    assert len(set(salts)) == (3 if is_forerun else 1)
+    assert (None in salts) != is_forerun
+    assert all(body["speculation"] == {"drafter": "off"} for body in bodies)
 
 
 def test_a_server_that_is_not_there():

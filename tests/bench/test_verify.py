@@ -9,6 +9,8 @@ from forerun.bench import verify as checks
 from forerun.bench.drafters import DRAFTERS
 from forerun.bench.lossless import Setting
 from forerun.bench.verify import BATCHES, CHUNKS, Plan, all_settings, estimate_s, make_cells, rotating_settings, verify
+from forerun.config import SpeculationConfig
+from forerun.errors import ForerunError
 from forerun.llm import LLM, EngineOptions
 
 AXES = {"drafter": DRAFTERS, "batch": BATCHES, "chunk": CHUNKS, "cache": (False, True), "tight": (False, True)}
@@ -47,7 +49,14 @@ def test_cells(llm: LLM, count: int, new_tokens: int) -> None:
     cells = make_cells(llm, count, new_tokens)
     assert len({cell.name for cell in cells}) == count
     assert {cell.params.max_tokens for cell in cells} == {new_tokens}
-    assert len({cell.params.temperature for cell in cells}) == min(2, count)
+    assert len({cell.params.temperature for cell in cells}) >= min(2, count)
+
+
+def test_cells_cover_what_shapes_logits(llm: LLM) -> None:
+    params = [cell.params for cell in make_cells(llm, 12, 32)]
+    assert any(one.min_p > 0 for one in params)
+    assert any(one.repetition_penalty != 1 for one in params)
+    assert any(one.min_tokens and one.logit_bias.keys() >= set(llm.tokenizer.eos_ids) for one in params)
 
 
 def test_prompts_share_what_their_names_say(llm: LLM) -> None:
@@ -93,6 +102,22 @@ class TestRuns:
         assert len(plans) == 1
         assert progress[-1] == (plans[0].num_answers, plans[0].num_answers)
         assert [done for done, _ in progress] == sorted(done for done, _ in progress)
+
+    def test_a_drafter_of_the_caller(self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(checks, "QUICK_S", 300.0)  # the machine may be busy
+        options = {"draft-model.model": str(tiny_model), "draft-model.weights": "file"}
+        own = SpeculationConfig("ngram+draft-model", max_depth=5, options=options)
+        verdict = verify(self.load(tiny_model), EngineOptions(), 1, quick=True, speculation=own)
+        assert verdict.is_equal
+        rows = [row for row in verdict.rows if row.setting.drafter == own.drafter]
+        assert {row.setting.batch for row in rows} == set(BATCHES)
+        assert all(row.accepted > 0 for row in rows)
+        assert {row.setting.drafter for row in verdict.rows} == {own.drafter, *DRAFTERS}
+
+    def test_what_cannot_draft_is_refused_before_anything_runs(self, tiny_model: Path) -> None:
+        own = SpeculationConfig("draft-model", options={"draft-model.model": str(tiny_model.parent / "none.gguf")})
+        with pytest.raises(ForerunError, match=r"none\.gguf"):
+            verify(self.load(tiny_model), EngineOptions(), 1, announce=pytest.fail, speculation=own)  # type: ignore[arg-type]
 
     def test_a_slow_machine_skips_and_says_so(self, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checks, "QUICK_S", 0.0)

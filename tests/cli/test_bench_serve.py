@@ -30,6 +30,7 @@ def test_it_starts_a_server_measures_and_writes(tiny_model, tmp_path, capsys):
         (["--clients", "", "--rate", "fast"], "no list of numbers"),
         (["--clients", ""], "nothing to measure"),
         (["--url", "http://127.0.0.1:9/v1"], "lists no models"),
+        (["--url", "http://a/v1", "--served-model", "m", "--speculation", "ngram+suffix"], "names one drafter"),
         (["--slo-ttft", "0"], "must be above 0"),
         (["--prompts", "missing.txt"], "missing.txt"),
     ],

@@ -20,6 +20,7 @@ from forerun.errors import ForerunError
 from forerun.results import Choice, GenerationStats, StreamChunk
 from forerun.sequence import FinishReason
 from tests.cli.conftest import Cli
+from tests.head_files import RANDOM_SPEC, write_target
 
 
 @pytest.fixture
@@ -33,6 +34,22 @@ def document(cli: Cli, tiny_model: Path) -> Any:
         return parsed
 
     return run
+
+
+def test_a_drafter_that_is_of_no_use_is_warned_about(cli: Cli, tmp_path: Path) -> None:
+    words = (
+        "generate",
+        "Hello there",
+        "--model",
+        str(write_target(tmp_path / "model.gguf", RANDOM_SPEC)),
+        "--max-tokens",
+        "4",
+    )
+    ran = cli(*words, "--speculation", "early-exit", "--draft-option", "early-exit.layer=1", "--json", "--quiet")
+    assert (ran.code, ran.err.count("\n")) == (0, 1)
+    assert ran.err.startswith("forerun: warning: drafter early-exit agrees with the model on ")
+    assert "early-exit.layer" in ran.err
+    assert "early-exit" in json.loads(ran.out)["drafters"]
 
 
 def test_text_on_stdout_and_a_summary_on_stderr(cli: Cli, tiny_model: Path, document: Any) -> None:
@@ -56,7 +73,13 @@ def test_json_has_all_of_the_contract(document: Any, tiny_model: Path) -> None:
     assert made["versions"].keys() == {"forerun", "python"}
     for stats in made["drafters"].values():
         assert stats.keys() >= {"drafts", "drafted", "accepted", "drafted_at", "accepted_at", "seconds"}
-    assert "ngram" in document("--max-tokens", "6", "--speculation", "ngram")["drafters"]
+    drafted = document("--max-tokens", "20", "--speculation", "ngram")
+    assert "ngram" in drafted["drafters"]
+    assert drafted["speculation"]["bonus"] == drafted["drafters"]["ngram"]["drafts"] > 0
+    assert drafted["speculation"]["verify_s"] > 0
+    assert sum(drafted["speculation"]["decisions"].values()) > 0
+    plain = document("--max-tokens", "6", "--speculation", "off")["speculation"]
+    assert (plain["bonus"], plain["verify_s"]) == (0, 0)
     first, second = made["choices"]
     assert first["token_ids"] != second["token_ids"]
     for choice in (first, second):

@@ -1,6 +1,7 @@
 """The entry point: exit codes, one-line errors, no traceback, a quick start."""
 
 import io
+import logging
 import os
 import signal
 import subprocess
@@ -81,6 +82,25 @@ def test_a_programming_error_is_not_hidden(cli: Cli, monkeypatch: pytest.MonkeyP
     fail_with(monkeypatch, ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         cli("info")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (None, "forerun: warning: the table is ignored: too old\n"),
+        (ValueError("no\nroom"), "forerun: warning: the table is ignored: too old (ValueError: no room)\n"),
+        (ValueError("too old"), "forerun: warning: the table is ignored: too old\n"),
+    ],
+)
+def test_a_warning_is_one_line(cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception | None, line: str) -> None:
+    def warn() -> NoReturn:
+        logging.getLogger("forerun.somewhere").info("unimportant")
+        logging.getLogger("forerun.somewhere").warning("the table is ignored: %s", "too\nold", exc_info=error)
+        raise ForerunError("over")
+
+    monkeypatch.setattr(info, "gather", warn)
+    assert cli("info").err == f"{line}forerun: over\n"
+    assert cli("info").err == f"{line}forerun: over\n"  # once, however often a process runs a command
 
 
 def test_debug_shows_where_an_expected_error_comes_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,21 @@ def test_json_is_one_document(cli: Cli, tiny_model: Path) -> None:
     assert all(entry["hashes"] == entry["tokens"] > 0 for entry in made["settings"])
 
 
+def test_a_drafter_of_the_users(cli: Cli, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "QUICK_S", 300.0)  # the machine may be busy
+    words = ("--draft-model", str(tiny_model), "--draft-option", "draft-model.weights=file", "--speculation", "ngram")
+    ran = cli("verify", "--quick", "--json", "--model", str(tiny_model), "--threads", "1", *words)
+    rows = [entry for entry in json.loads(ran.out)["settings"] if entry["drafter"] == "ngram+draft-model"]
+    assert (ran.code, len(rows)) == (0, 3)
+    assert all(entry["equal"] and entry["accepted"] for entry in rows)
+
+
+def test_a_rule_that_promises_less_is_refused(cli: Cli, tiny_model: Path) -> None:
+    ran = cli("verify", "--model", str(tiny_model), "--verification", "block", "--speculation", "ngram")
+    assert (ran.code, ran.out) == (2, "")
+    assert "bit for bit" in ran.err
+
+
 def test_the_self_test_passes_when_the_error_is_found(cli: Cli, tiny_model: Path) -> None:
     ran = cli("verify", "--self-test", "--model", str(tiny_model), "--threads", "1")
     assert ran.code == 0

@@ -132,6 +132,9 @@ def host_of(backend: FakeBackend, folder: Path, layout: KvLayout | None) -> Draf
     return DraftHost(target, backend, _no_other_model, "fp32", layout, MAX_MODEL_LEN, 8, 120, "coupled", folder)
 
 
+FREE = ("grammar", "lookahead", "ngram", "prediction", "recycle", "suffix")  # what free_drafters finds
+
+
 def free_drafters(folder: Path) -> list[str]:
     """Registered drafters that need no option, no KV of their own and no program: they draft for FakeBackend."""
     names = []

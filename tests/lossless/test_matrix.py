@@ -12,11 +12,12 @@ from forerun.sequence import FinishReason
 from forerun.speculation.drafter import Ask, known_drafters
 from forerun.speculation.tree import MAX_NODES, DraftTree
 from tests.fakes import VOCAB, FiniteStateMask, OracleDrafter, ScriptedDrafter, run
-from tests.lossless import matrix
+from tests.lossless import matrix, model_drafters
 from tests.lossless.matrix import (
     BATCHES,
     DEPTHS,
     FAKES,
+    FREE,
     METHODS,
     OPTIONS,
     SHAPES,
@@ -35,20 +36,16 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*free_drafters(tmp_path_factory.mktemp("drafters")), *FAKES]
 
 
-@pytest.mark.parametrize("name", [*known_drafters(), *FAKES])
+@pytest.mark.parametrize("name", [*FREE, *FAKES])
 def test_every_drafter_says_what_plain_decoding_says(name, drafters, tmp_path):
-    if name not in drafters:
-        pytest.skip("it needs a model")
     for cell in rotating_cells(drafters):
         if cell.drafter == name:
             assert mismatches(cell, tmp_path) == [], cell
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*known_drafters(), *FAKES])
-def test_every_combination(name, drafters, tmp_path):
-    if name not in drafters:
-        pytest.skip("it needs a model")
+@pytest.mark.parametrize("name", [*FREE, *FAKES])
+def test_every_combination(name, tmp_path):
     for cell in all_cells(name):
         assert mismatches(cell, tmp_path) == [], cell
 
@@ -60,8 +57,10 @@ class TestTheMatrixReachesWhatItTests:
         for a, b in itertools.combinations(range(len(values)), 2):
             assert {(cell[a], cell[b]) for cell in cells} == set(itertools.product(values[a], values[b]))
 
-    def test_registered_drafters_take_part(self, drafters):
-        assert "ngram" in drafters
+    def test_every_registered_drafter_takes_part(self, tmp_path):
+        """Here or in test_model_drafters; "grammar" drafts under a real grammar only: test_grammars."""
+        assert set(free_drafters(tmp_path)) == set(FREE)
+        assert {*FREE, *model_drafters.DRAFTERS} == set(known_drafters())
 
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize("option", OPTIONS)

@@ -140,6 +140,7 @@ def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
     assert plan["memory"]["drafts_mb"] == 0  # repetitions need no model
     assert plan["memory"]["kv_mb"] == pytest.approx(8.4, abs=0.2)
     assert plan["address"]["url"].startswith("http://127.0.0.1:")
+    assert set(plan["speculation"]["by_request"].split("+")) == {"grammar", "prediction"}
     server.popen.send_signal(signal.SIGINT)
     assert server.end() == 0
     assert not [line for line in server.log if line.get("level") in ("warning", "error")]

@@ -9,6 +9,7 @@ import pytest
 
 from forerun.server import logs
 from forerun.server.config import ServerConfig
+from forerun.server.exchange import Exchange, Record
 from tests.logging_state import kept_logging
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
@@ -79,7 +80,22 @@ def test_a_request_is_one_line_with_its_counts(server, written, wait_until, stre
     assert 0 <= line["queue_s"] <= line["first_token_s"] <= line["seconds"]
     assert line["steps"] <= 24
     assert line["accepted"] <= line["drafted"]
+    assert line.get("drafted_by", {}).keys() >= line.get("accepted_by", {}).keys()
     assert "wombats" not in written.getvalue()
+
+
+def test_drafts_are_counted_by_drafter_and_depth():
+    counts = {"drafted_by": {"a": 5}, "accepted_by": {"a": 2}, "drafted_at": [2, 2, 1], "accepted_at": [1, 1, 0]}
+    other = {"drafted_by": {"b": 2, "a": 1}, "accepted_by": {}, "drafted_at": [3], "accepted_at": [0]}
+    exchange = Exchange("id", "POST", "/v1/chat/completions", num_open=0)
+    exchange.records = [
+        Record(3, 0, 4, 0.0, 0.1, 0.2, 1.0, 2, 6, 2, **one, preemptions=0, finish="stop") for one in (counts, other)
+    ]
+    found = logs.access_fields(exchange)
+    assert found["drafted_by"] == {"a": 6, "b": 2}
+    assert found["accepted_by"] == {"a": 2}
+    assert found["drafted_at"] == [5, 2, 1]
+    assert found["accepted_at"] == [1, 1, 0]
 
 
 def test_a_refused_request_says_why(server, written, wait_until):

@@ -76,7 +76,10 @@ def test_speculation_adds_up(fresh):
     assert total(samples, "forerun_accepted_tokens_at_total", drafter="ngram") == accepted
     first = total(samples, "forerun_accepted_tokens_at_total", drafter="ngram", position="1")
     assert first == max(value for (name, _), value in samples.items() if name == "forerun_accepted_tokens_at_total")
+    told_first = sum(one["drafted_at"][0] for one in told if one["drafted_at"])
+    assert told_first == total(samples, "forerun_drafts_total", drafter="ngram")
     stats = fresh.llm.engine.stats
+    assert 0 < total(samples, "forerun_verify_seconds_total") <= stats.forward_s
     assert total(samples, "forerun_steps_total") == total(samples, "forerun_step_seconds_count") == stats.steps
     assert total(samples, "forerun_step_rows_sum") == stats.rows
 

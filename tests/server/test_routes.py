@@ -107,7 +107,8 @@ class TestCapabilities:
     def test_it_names_the_model_and_the_drafters(self, server: Server):
         found = server.http.get("/v1/capabilities").json()
         assert found["model"]["numerics_id"] == server.llm.numerics_id
-        assert found["speculation"]["drafters"]
+        loaded = [drafter.name for drafter in server.llm.engine.speculator.drafters]
+        assert set(found["speculation"]["drafters"]) == {*loaded, "grammar", "prediction"}
         assert found["speculation"]["verification"] == {"name": "coupled", "repeats_seeds": True, "is_lossy": False}
         assert found["endpoints"]["/v1/completions"]["suffix"]
         for drafter in found["speculation"]["drafters"]:

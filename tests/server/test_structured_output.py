@@ -108,7 +108,11 @@ def test_the_form_is_kept_and_drafts_change_nothing(drafting: Server, form: str,
     assert is_right(texts[0]), texts[0]
     assert texts == [texts[0]] * len(texts)
     assert answers[0].speculation["drafted"] == 0 < answers[1].speculation["accepted"]
-    assert answers[-1].speculation["accepted_by"].keys() == {"grammar"}
+    last = answers[-1].speculation
+    assert last["accepted_by"].keys() == last["drafted_by"].keys() == {"grammar"}
+    assert sum(last["drafted_by"].values()) == last["drafted"]
+    assert sum(last["accepted_at"]) == last["accepted"]
+    assert len(last["drafted_at"]) == len(last["accepted_at"]) > 0
     assert streamed(drafting, **options) == (texts[0], "stop")
 
 

@@ -21,6 +21,7 @@ Token counts are the server's own (usage). Percentiles are over all values of a 
 import asyncio
 import itertools
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -42,6 +43,7 @@ class ServingWish:
     warmup     requests before the first run, which are not counted
     max_ttft_s, max_tpot_s  the SLO
     ignore_eos ask for answers of full length: an extension that not every server has
+    drafter    what requests name as their drafter, "off" for none; None: the server's choice. Only forerun knows it
 
     Raises UsageError.
     """
@@ -58,6 +60,7 @@ class ServingWish:
     max_ttft_s: float = 1.0
     max_tpot_s: float = 0.1
     timeout_s: float = 300.0
+    drafter: str | None = None
 
     def __post_init__(self) -> None:
         if any(n < 1 for n in self.clients) or any(not 0 < rate < 1e6 for rate in self.rates):
@@ -102,28 +105,44 @@ def body_of(wish: ServingWish, text: str, seed: int) -> dict[str, Any]:
     }
     if wish.temperature > 0:
         body["seed"] = seed
-    return body | ({"ignore_eos": True} if wish.ignore_eos else {})
+    if wish.ignore_eos:
+        body["ignore_eos"] = True
+    if wish.drafter is not None:
+        body["speculation"] = {"drafter": wish.drafter}
+    return body
 
 
 async def bench_serving(
     target: Target, prompts: PromptSet, wish: ServingWish, progress: Callable[[int, int], None]
 ) -> list[ServingRun]:
-    """Make every run, closed loops first. `progress` counts requests. Raises UsageError when the warm-up fails."""
+    """Make every run, closed loops first. `progress` counts requests. Raises UsageError when the warm-up fails.
+
+    A run must not find in the cache what the one before has asked. Of a server that answers the warm-up as forerun does
+    each run has a cache of its own, by a salt; of others it has prompts of its own as long as there are enough.
+    """
     queue = bodies(prompts, wish)
     counts = [max(wish.requests, 2 * n) for n in wish.clients] + [wish.requests for _ in wish.rates]
     total, done = sum(counts) + wish.warmup, itertools.count(1)
 
+    salts, secret = {"cache_salt": ""}, secrets.token_hex(4)  # no earlier measurement's
+    salted = False
+
     async def send(due_s: float | None = None) -> Exchange:
-        result = await exchange(target, target.request(next(queue)), wish.timeout_s, due_s)
+        body = next(queue) | (salts if salted else {})
+        result = await exchange(target, target.request(body), wish.timeout_s, due_s)
         progress(next(done), total)
         return result
 
     for warm in [read_reply(await send()) for _ in range(wish.warmup)]:
+        salted = salted or bool(warm.speculation)
         if warm.error:
             raise UsageError(f"the server at {target.host}:{target.port} does not answer as it should: {warm.error}")
-    closed = zip(wish.clients, counts, strict=False)
-    runs = [await _timed("closed", clients, _closed(send, clients, count)) for clients, count in closed]
+    runs = []
+    for number, (clients, count) in enumerate(zip(wish.clients, counts, strict=False)):
+        salts["cache_salt"] = f"closed/{number}/{secret}"
+        runs.append(await _timed("closed", clients, _closed(send, clients, count)))
     for number, rate in enumerate(wish.rates):
+        salts["cache_salt"] = f"open/{number}/{secret}"
         gaps = random.Random(f"{wish.seed}/{number}")
         runs.append(await _timed("open", rate, _open(send, rate, wish.requests, gaps)))
     return runs

@@ -115,6 +115,7 @@ class Reply:
 
     chunk_s  when pieces of text arrived; those that came in one read count once
     error    "" for an answer that is whole
+    speculation  the block of a forerun server; other servers have none
     """
 
     start_s: float
@@ -124,6 +125,7 @@ class Reply:
     finish_reason: str = ""
     usage: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
+    speculation: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_reply(exchange: Exchange) -> Reply:
@@ -151,6 +153,7 @@ def _take_event(reply: Reply, when: float, raw: bytes) -> None:
         reply.error = f"error event: {document['error'].get('message', document['error'])}"
         return
     reply.usage = document.get("usage") or reply.usage
+    reply.speculation = document.get("speculation") or reply.speculation
     for choice in document.get("choices", ()):
         delta = choice.get("delta") or {}
         text = (delta.get("content") or "") + (delta.get("reasoning_content") or "")

@@ -95,10 +95,9 @@ def _share(details: Seq[Mapping[str, Any] | None], name: str, totals: Seq[int]) 
 
 
 def _acceptance(replies: Seq[Reply]) -> float | None:
-    details = [reply.usage.get("completion_tokens_details") or {} for reply in replies]
-    accepted = sum(detail.get("accepted_prediction_tokens") or 0 for detail in details)
-    drafted = accepted + sum(detail.get("rejected_prediction_tokens") or 0 for detail in details)
-    return accepted / drafted if drafted else None
+    """Of what all drafters proposed; None of other servers, and where nothing was drafted."""
+    drafted = sum(reply.speculation.get("drafted", 0) for reply in replies)
+    return sum(reply.speculation.get("accepted", 0) for reply in replies) / drafted if drafted else None
 
 
 def _spread(values: Seq[float]) -> dict[str, float | None]:
@@ -122,8 +121,28 @@ def _interference(one: Interference) -> dict[str, Any]:
 
 # ---- Markdown ----
 
-_COLUMNS = ("load", "tokens/s", "TTFT p50 / p95", "TPOT p50", "inter-token p50 / p95 / p99", "end-to-end p95")
-_MORE = ("goodput", "cached", "acceptance", "failed")
+_COLUMNS = (
+    "load",
+    "tokens/s",
+    "TTFT p50 / p95 (ms)",
+    "TPOT p50 (ms)",
+    "inter-token p50 / p95 / p99 (ms)",
+    "end-to-end p95 (ms)",
+    "goodput (answers/s)",
+    "cached",
+    "acceptance",
+    "failed",
+)
+_INTERFERENCE = (
+    "streams",
+    "prompt",
+    "p95 quiet (ms)",
+    "p95 beside the prompt (ms)",
+    "ratio",
+    "TTFT alone (ms)",
+    "TTFT beside (ms)",
+)
+MUCH_CACHED = 0.5
 
 
 def markdown(found: Document) -> str:
@@ -132,19 +151,21 @@ def markdown(found: Document) -> str:
     lines = [
         f"{found['model']} at {found['server']}; prompts {found['prompts']} ({found['num_prompts']}), at most "
         f"{settings['max_tokens']} tokens{', end ignored' if settings['ignore_eos'] else ''}, temperature "
-        f"{settings['temperature']:g}, seed {settings['seed']}, {settings['warmup']} requests of warm-up; "
+        f"{settings['temperature']:g}, seed {settings['seed']}, {settings['warmup']} requests of warm-up"
+        f"{', drafter ' + settings['drafter'] if settings.get('drafter') else ''}; "
         f"{machine['cpu']}, {machine['threads']} threads. "
         f"SLO: TTFT {settings['max_ttft_s']:g} s, TPOT {settings['max_tpot_s']:g} s.",
         "",
     ]
     if found["runs"]:
-        lines += _table((*_COLUMNS, *_MORE), [run_row(run) for run in found["runs"]])
+        lines += _table(_COLUMNS, [run_row(run) for run in found["runs"]])
         lines.append("")
+    if any((run["cached_share"] or 0.0) > MUCH_CACHED for run in found["runs"]):
+        lines += ["**More than half of a run's prompt tokens came from the cache: give more prompts (--prompts).**", ""]
     if not found["passed"]:
         lines += ["**Requests failed: the figures above are no result.**", ""]
     if found["interference"]:
-        columns = ("streams", "prompt", "p95 quiet", "p95 beside the prompt", "ratio", "TTFT alone", "TTFT beside")
-        lines += _table(columns, [interference_row(one) for one in found["interference"]])
+        lines += _table(_INTERFERENCE, [interference_row(one) for one in found["interference"]])
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -159,7 +180,7 @@ def run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
         ms(run["tpot_s"]["p50"]),
         f"{ms(gaps['p50'])} / {ms(gaps['p95'])} / {ms(gaps['p99'])}",
         ms(run["end_to_end_s"]["p95"]),
-        f"{run['goodput_per_s']:.2f}/s ({run['good_share']:.0%})",
+        f"{run['goodput_per_s']:.2f} ({run['good_share']:.0%})",
         percent(run["cached_share"]),
         percent(run["acceptance"]),
         f"{run['failed']} of {run['requests']}",

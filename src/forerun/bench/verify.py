@@ -31,6 +31,7 @@ from forerun.bench.lossless import (
     plain_engine,
     request_of,
 )
+from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
 
@@ -51,7 +52,11 @@ SAMPLINGS: dict[str, SamplingParams] = {
         seed=2,
     ),
     "greedy-penalties": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4),
+    "min-p-bias": SamplingParams(temperature=0.9, min_p=0.05, logit_bias={3: 2.5, 7: -4.0}, seed=3),
+    "min-tokens": SamplingParams(temperature=0.8, min_tokens=6, seed=4),  # of which the end would be likely before
 }
+END_BIAS = 5.0
+TURNS = (*list(SAMPLINGS)[:4], "greedy", *list(SAMPLINGS)[4:])  # of prompts that repeat themselves: one greedy
 
 Load = Callable[[int], LLM]  # a model on so many threads
 
@@ -78,17 +83,17 @@ class Verdict:
 # ---- the plan ----
 
 
-def rotating_settings(threads: int) -> list[Setting]:
+def rotating_settings(threads: int, drafters: Seq[str] = DRAFTERS) -> list[Setting]:
     """Every drafter with every batch size, while chunk, cache and pool rotate: the values of any two axes meet, save
     that a drafter meets three of the four chunks.
 
     In three passes, each with every drafter and every batch size, so that a plan cut short has still met them all.
     """
-    passes = itertools.product(range(len(BATCHES)), range(len(DRAFTERS)))
+    passes = itertools.product(range(len(BATCHES)), range(len(drafters)))
     indices = [(d, (d + shift) % len(BATCHES)) for shift, d in passes]
     return [
         Setting(
-            drafter=DRAFTERS[d],
+            drafter=drafters[d],
             batch=BATCHES[b],
             chunk=CHUNKS[(d + b) % len(CHUNKS)],
             cache=(d // 2 + b) % 2 == 0,
@@ -99,9 +104,9 @@ def rotating_settings(threads: int) -> list[Setting]:
     ]
 
 
-def all_settings(threads: int) -> list[Setting]:
+def all_settings(threads: int, drafters: Seq[str] = DRAFTERS) -> list[Setting]:
     """The cross product; a batch of one is never preempted, so for it the pool does not matter."""
-    product = itertools.product(DRAFTERS, BATCHES, CHUNKS, (False, True), (False, True))
+    product = itertools.product(drafters, BATCHES, CHUNKS, (False, True), (False, True))
     return [Setting(*values, threads=threads) for values in product if values[1] > 1 or not values[4]]
 
 
@@ -120,9 +125,15 @@ def make_cells(llm: LLM, count: int, new_tokens: int) -> list[Cell]:
     prompts |= {f"shared-{n}": (*shared[:n], *texts[i][: 13 - n % 2]) for i, n in enumerate((15, 33, 16, 31), start=4)}
     prompts |= {f"text-{i}": text for i, text in enumerate(texts[1:], start=1)}
     return [
-        Cell(f"{name}/{sampling}", prompt, replace(SAMPLINGS[sampling], max_tokens=new_tokens))
-        for (name, prompt), sampling in zip(list(prompts.items())[:count], itertools.cycle(SAMPLINGS), strict=False)
+        Cell(f"{name}/{sampling}", prompt, _params(SAMPLINGS[sampling], new_tokens, llm.tokenizer.eos_ids))
+        for (name, prompt), sampling in zip(list(prompts.items())[:count], itertools.cycle(TURNS), strict=False)
     ]
+
+
+def _params(params: SamplingParams, new_tokens: int, ends: Seq[int]) -> SamplingParams:
+    if params.min_tokens:
+        params = replace(params, logit_bias=dict.fromkeys(ends, END_BIAS))
+    return replace(params, max_tokens=new_tokens, min_tokens=min(params.min_tokens, new_tokens))
 
 
 # ---- what it will take ----
@@ -180,19 +191,19 @@ SIZES = ((12, 32), (12, 24), (10, 20), (8, 16), (6, 12), (4, 8))  # (prompts, ne
 ONE_THREAD_SHARE = 0.25  # of a quick run's time, when there is time for a second load
 
 
-def full_plan(llm: LLM, threads: int, step_s: float) -> Plan:
+def full_plan(llm: LLM, threads: int, step_s: float, drafters: Seq[str]) -> Plan:
     """Every setting. threads  of the model as it is loaded; one thread needs no comparison with one thread"""
-    return _plan(make_cells(llm, *SIZES[0]), all_settings(threads), rotating_settings(1) if threads > 1 else [], step_s)
+    on_one = rotating_settings(1, drafters) if threads > 1 else []
+    return _plan(make_cells(llm, *SIZES[0]), all_settings(threads, drafters), on_one, step_s)
 
 
-def quick_plan(llm: LLM, threads: int, one_thread: bool, step_s: float, left_s: float) -> Plan:
+def quick_plan(llm: LLM, threads: int, one_thread: bool, step_s: float, left_s: float, drafters: Seq[str]) -> Plan:
     """The rotating settings, over as many and as long answers as `left_s` seconds allow."""
-    on_one = rotating_settings(1)[: len(DRAFTERS)] if one_thread else []
-    plans = (_plan(make_cells(llm, *size), rotating_settings(threads), on_one, step_s) for size in SIZES)
+    on_one = rotating_settings(1, drafters)[: len(drafters)] if one_thread else []
+    settings = rotating_settings(threads, drafters)
+    plans = (_plan(make_cells(llm, *size), settings, on_one, step_s) for size in SIZES)
     plan = next((plan for plan in plans if plan.estimate_s < left_s), None)
-    return plan or replace(
-        _plan(make_cells(llm, *SIZES[-1]), rotating_settings(threads), on_one, step_s), estimate_s=max(0.0, left_s)
-    )
+    return plan or replace(_plan(make_cells(llm, *SIZES[-1]), settings, on_one, step_s), estimate_s=max(0.0, left_s))
 
 
 def _plan(cells: list[Cell], settings: list[Setting], on_one: list[Setting], step_s: float) -> Plan:
@@ -209,27 +220,33 @@ def verify(
     quick: bool = False,
     stop_at_first: bool = False,
     announce: Callable[[Plan], Progress] = lambda plan: lambda done, total: None,
+    speculation: SpeculationConfig | None = None,
 ) -> Verdict:
     """Compare every cell under every setting of the plan with plain decoding.
 
     load      loads the model with `options` and so many threads; called once, and once more for one thread
     quick     the quick plan, cut to QUICK_S
     announce  is told the plan before it runs, and returns what will be told the progress in answers
+    speculation  a drafter of the caller's, which the plan takes like its own; under the rule "coupled"
     """
     start = time.perf_counter()
     llm = load(threads)
     load_s = time.perf_counter() - start
+    drafters = DRAFTERS
+    if speculation is not None:
+        llm.reconfigure(speculation=speculation, options=options)  # refuses at once what cannot draft for this model
+        drafters = (speculation.drafter, *(name for name in DRAFTERS if name != speculation.drafter))
     step_s = measure_step(llm, make_cells(llm, 1, 1)[0], options)
     deadline = start + QUICK_S if quick else math.inf
     if quick:
         one_thread = threads > 1 and load_s < QUICK_S / 4
         left_s = deadline - time.perf_counter() - (load_s if one_thread else 0.0)
-        plan = quick_plan(llm, threads, one_thread, step_s, left_s)
+        plan = quick_plan(llm, threads, one_thread, step_s, left_s, drafters)
         reserved_s = load_s + left_s * ONE_THREAD_SHARE if one_thread else 0.0
     else:
-        plan, reserved_s = full_plan(llm, threads, step_s), 0.0
+        plan, reserved_s = full_plan(llm, threads, step_s, drafters), 0.0
     verdict = Verdict(llm.numerics_id, step_s=step_s)
-    run = _Run(plan, options, verdict, announce(plan), stop_at_first)
+    run = _Run(plan, options, verdict, announce(plan), stop_at_first, speculation)
     run.answer(llm)
     run.compare(llm, plan.settings, deadline - reserved_s)
     if plan.on_one_thread and not run.is_over:
@@ -244,10 +261,18 @@ class _Run:
     """A plan in progress: its answers so far."""
 
     def __init__(
-        self, plan: Plan, options: EngineOptions, verdict: Verdict, progress: Progress, stop_at_first: bool
+        self,
+        plan: Plan,
+        options: EngineOptions,
+        verdict: Verdict,
+        progress: Progress,
+        stop_at_first: bool,
+        speculation: SpeculationConfig | None,
     ) -> None:
         self._plan, self._options, self._verdict = plan, options, verdict
         self._progress, self._stop_at_first = progress, stop_at_first
+        # A fixed budget, as everywhere here: one that learns what pays might hardly draft.
+        self._own = None if speculation is None else replace(speculation, budget="fixed")
         self._plain: dict[str, Answer] = {}
         self._done = 0
 
@@ -274,7 +299,8 @@ class _Run:
             if start + estimated_s * correction > deadline:
                 self._verdict.skipped.append(setting)
                 continue
-            self._verdict.rows.append(compare(llm, setting, self._plan.cells, self._plain, self._options))
+            own = self._own if self._own is not None and setting.drafter == self._own.drafter else None
+            self._verdict.rows.append(compare(llm, setting, self._plan.cells, self._plain, self._options, own))
             spent_s += time.perf_counter() - start
             all_estimated_s += estimated_s
             self._advance(len(self._plan.cells))

@@ -74,7 +74,7 @@ def serve(
     Poisson process, whether the server keeps up or not. TTFT: from when a request is due until its first text.
     Inter-token: between two arrivals of text in a stream. TPOT: from first to last text by the tokens after the first.
     Throughput: output tokens of whole answers by the time from first request to last end. Goodput: answers a second
-    within the SLO.
+    within the SLO. With --url, --speculation is what each request says: off, or one of the server's drafters.
     """
     import contextlib
 
@@ -88,7 +88,7 @@ def serve(
             own = stack.enter_context(own_server(_arguments(model, speculation)))
             url, start_s = own.url, own.start_s
         name = endpoint.served_model or _first_model(url, endpoint.api_key)
-        wish = replace(wish, model=name)
+        wish = replace(wish, model=name, drafter=_drafter(endpoint, speculation))
         runs, interference = _measure(url, endpoint, load, wish, prompts)
     found = document(runs, interference, wish, _about(model, url, start_s, name, prompts))
     if out is not None:
@@ -98,6 +98,15 @@ def serve(
     else:
         _print(found)
     return 0 if found["passed"] else 1
+
+
+def _drafter(endpoint: Endpoint, speculation: str) -> str | None:
+    """What requests to somebody's server say; our own is started with it. Raises UsageError."""
+    if endpoint.url is None or speculation == "auto":
+        return None
+    if "+" in speculation:
+        raise UsageError(f"a request names one drafter or off, not {speculation}: start the server at --url with it")
+    return speculation
 
 
 def _measure(url: str, endpoint: Endpoint, load: Load, wish: Any, prompts: Any) -> tuple[list[Any], list[Any]]:

@@ -62,14 +62,20 @@ def generate(
     ids = prompt_ids(llm, text, system, form.raw)
     writer = None if form.json else TextWriter(stdout(), display.show_drafts)
     answers = generate_answers(llm, ids, params, writer)
-    drafters = llm.engine.speculator.stats.by_drafter
+    stats = llm.engine.speculator.stats
+    drafters = stats.by_drafter
     if form.json:
         print_json(
             {
                 "model": model_name(model),
                 "prompt_tokens": len(ids),
                 "choices": [answer_document(answer, llm.tokenizer.token_bytes) for answer in answers],
-                "drafters": {name: asdict(stats) for name, stats in drafters.items()},
+                "drafters": {name: asdict(one) for name, one in drafters.items()},
+                "speculation": {
+                    "bonus": stats.bonus,
+                    "verify_s": stats.verify_s,
+                    "decisions": dict(stats.decisions),
+                },
                 "numerics_id": llm.numerics_id,
                 "versions": versions(),
             }

@@ -1,6 +1,7 @@
 """The `forerun` command: registers the commands and turns every expected failure into one line and an exit code.
 
-Exit codes: 0 done, 1 failure, 2 a usage error, 130 interrupted. FORERUN_DEBUG=1 shows tracebacks and the log.
+Exit codes: 0 done, 1 failure, 2 a usage error, 130 interrupted. Warnings are one line each on stderr; FORERUN_DEBUG=1
+shows tracebacks and the whole log. `serve` replaces both by a log of its own.
 A command's module imports at its top only what is light; engine, backends and numpy are imported inside the function,
 so that `forerun --help` answers at once.
 """
@@ -11,7 +12,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -32,7 +33,7 @@ from forerun.cli import (
     serve,
     verify,
 )
-from forerun.errors import ForerunError
+from forerun.errors import ForerunError, one_line
 
 app = typer.Typer(
     name="forerun",
@@ -84,6 +85,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a model may write what the terminal's encoding lacks
     if os.environ.get("FORERUN_DEBUG") == "1":
         logging.basicConfig(level=logging.DEBUG, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        return _run(arguments)
+    with _warnings_on_stderr():
+        return _run(arguments)
+
+
+@contextlib.contextmanager
+def _warnings_on_stderr() -> Iterator[None]:
+    """Show what the engine warns about, without tracebacks."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_OneLine())
+    logger = logging.getLogger("forerun")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _OneLine(logging.Formatter):
+    """`forerun: warning: what happened`; of an exception, its message alone."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = " ".join(record.getMessage().split())
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and " ".join(str(error).split()) not in text:
+            text += f" ({one_line(error)})"
+        return f"forerun: {record.levelname.lower()}: {text}"
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = app(args=None if arguments is None else list(arguments), prog_name="forerun", standalone_mode=False)
         sys.stdout.flush()

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from forerun.cli.console import print_json, progress, stdout
+from forerun.cli.drafting import Drafting
 from forerun.cli.options import ModelOptions, grouped
 from forerun.cli.render import note
+from forerun.config import SpeculationConfig
 from forerun.errors import UsageError
 from forerun.models.progress import Progress
 
@@ -33,9 +35,20 @@ class _Bar:
         self._report = None
 
 
+def _own(drafting: Drafting) -> SpeculationConfig | None:
+    """The drafter that the options add, if any. Raises UsageError."""
+    if drafting.verification != "coupled" or drafting.lossy:
+        raise UsageError(
+            "verify compares bit for bit, which --verification coupled alone promises: leave the other out"
+        )
+    chosen = drafting.chosen
+    return None if chosen in (SpeculationConfig(), SpeculationConfig("off")) else chosen
+
+
 @grouped
 def verify(
     model: ModelOptions,
+    drafting: Drafting,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller set of settings, in less than 40 s.")] = False,
     self_test: Annotated[
         bool,
@@ -43,9 +56,13 @@ def verify(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
-    """Compare answers and logits under every setting that must not matter with plain decoding, bit for bit."""
+    """Compare answers and logits under every setting that must not matter with plain decoding, bit for bit.
+
+    Drafters that need no model are always part of it; one that --speculation or --draft-model names joins them.
+    """
     if self_test and model.backend != "cpu":
         raise UsageError("--self-test injects its error into the cpu backend: leave --backend out")
+    own = _own(drafting)
 
     from forerun.backends.cores import default_threads
     from forerun.bench import verify as checks
@@ -69,7 +86,13 @@ def verify(
 
     with contextlib.closing(bar):
         verdict = checks.verify(
-            load, options, threads, quick=quick or self_test, stop_at_first=self_test, announce=announce
+            load,
+            options,
+            threads,
+            quick=quick or self_test,
+            stop_at_first=self_test,
+            announce=announce,
+            speculation=own,
         )
     passed = verdict.is_equal if not self_test else verdict.first_difference is not None
     if json:

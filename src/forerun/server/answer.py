@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from forerun.results import Choice
 from forerun.sequence import TokenLogprob
 from forerun.server.errors import ApiError, failure_of
 from forerun.server.streams import StreamGroup
+from forerun.server.totals import total_by_depth, total_by_name
 from forerun.server.updates import ChoiceUpdate, Token
 from forerun.speculation.drafters.prediction import PredictionDrafter
 from forerun.text.tokenizer import Tokenizer
@@ -92,17 +92,19 @@ def usage(num_prompt: int, choices: Seq[Choice], num_reasoning: int = 0) -> dict
 def speculation(choices: Seq[Choice]) -> dict[str, Any]:
     """What drafting did for these choices: forerun's own block in an answer.
 
-    tokens_per_step  1.0 without accepted drafts
+    drafted_by, accepted_by  draft tokens verified and accepted, by drafter
+    drafted_at, accepted_at  drafts that reached a depth, and of those accepted there: entry d is depth d + 1
+    tokens_per_step          1.0 without accepted drafts
     """
     stats = [choice.stats for choice in choices]
     steps = sum(each.steps for each in stats)
-    by_drafter: Counter[str] = Counter()
-    for each in stats:
-        by_drafter.update(each.accepted_by)
     return {
         "drafted": sum(each.drafted for each in stats),
         "accepted": sum(each.accepted for each in stats),
-        "accepted_by": dict(sorted(by_drafter.items())),
+        "drafted_by": total_by_name(each.verified_by for each in stats),
+        "accepted_by": total_by_name(each.accepted_by for each in stats),
+        "drafted_at": total_by_depth(each.drafted_at for each in stats),
+        "accepted_at": total_by_depth(each.accepted_at for each in stats),
         "steps": steps,
         "tokens_per_step": round(sum(each.num_tokens for each in stats) / steps, 3) if steps else 0.0,
         "lossy": any(each.lossy for each in stats),

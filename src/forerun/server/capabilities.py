@@ -92,7 +92,7 @@ async def capabilities(service: Service) -> Capabilities:
 
 
 def _drafters(service: Service) -> list[str]:
-    return [drafter.name for drafter in service.llm.engine.speculator.drafters]
+    return service.llm.engine.speculator.names
 
 
 def _options(schema: type[BaseModel]) -> dict[str, Any]:

@@ -85,6 +85,9 @@ class EngineCollector(Collector):
         }
         yield _gauge("forerun_drafter_bytes", "Memory of what a drafter remembers.", held, ("drafter",))
         yield _counter("forerun_bonus_tokens", "Tokens beside accepted drafts in steps with a draft.", stats.bonus)
+        yield _counter(
+            "forerun_verify_seconds", "Time in forward passes and draws of steps with a draft.", stats.verify_s
+        )
         yield _counter("forerun_dropped_draft_tokens", "Drafts that were impossible.", stats.dropped_nodes)
         yield _counter(
             "forerun_allocator_decisions",

@@ -36,7 +36,10 @@ class Record:
     steps: int
     drafted: int
     accepted: int
+    drafted_by: dict[str, int]
     accepted_by: dict[str, int]
+    drafted_at: list[int]
+    accepted_at: list[int]
     preemptions: int
     finish: str
     error: str = ""

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from forerun.server.exchange import Exchange
+from forerun.server.totals import total_by_depth, total_by_name
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
@@ -94,10 +95,6 @@ def _generation_fields(exchange: Exchange) -> dict[str, Any]:
     decode_s = max((record.total_s - record.first_s for record in records if record.first_s is not None), default=0.0)
     after_first = num_output - len(firsts)
     drafted = sum(record.drafted for record in records)
-    by_drafter: dict[str, int] = {}
-    for record in records:
-        for name, count in record.accepted_by.items():
-            by_drafter[name] = by_drafter.get(name, 0) + count
     texts = [record.text for record in records if record.text is not None]
     return {
         "prompt_tokens": exchange.prompt_tokens,
@@ -110,7 +107,10 @@ def _generation_fields(exchange: Exchange) -> dict[str, Any]:
         "steps": sum(record.steps for record in records),
         "drafted": drafted,
         "accepted": sum(record.accepted for record in records),
-        "accepted_by": by_drafter or None,
+        "drafted_by": total_by_name(record.drafted_by for record in records) or None,
+        "accepted_by": total_by_name(record.accepted_by for record in records) or None,
+        "drafted_at": total_by_depth(record.drafted_at for record in records) or None,
+        "accepted_at": total_by_depth(record.accepted_at for record in records) or None,
         "preemptions": sum(record.preemptions for record in records) or None,
         "generation_error": next((record.error for record in records if record.error), None),
         "prompts": exchange.prompts or None,

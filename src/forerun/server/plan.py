@@ -59,6 +59,7 @@ def make_plan(
         "speculation": {
             "chosen": speculation.drafter,
             "drafters": llm.engine.speculator.drafter_name,
+            "by_request": "+".join(drafter.name for drafter in llm.engine.speculator.guides) or "none",
             "verification": speculation.verification,
             "lossy": speculation.lossy,
         },

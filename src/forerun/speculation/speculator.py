@@ -46,6 +46,7 @@ class SpeculationStats:
     """Totals over the speculator's life.
 
     bonus      tokens that came without having been drafted, in steps with a draft: one a draft
+    verify_s   time of the forward passes and draws of steps that verified a draft
     decisions  what the budget decided, by reason, counted for every sequence in every step
     """
 
@@ -53,6 +54,7 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     bonus: int = 0
+    verify_s: float = 0.0
     dropped_nodes: int = 0  # out-of-range ids and what hung below them; trees with impossible distributions
     refused_nodes: int = 0  # forbidden by the request's grammar, and what hung below them
     drafter_errors: int = 0
@@ -94,12 +96,16 @@ class Speculator:
         """Names of the drafters joined by "+", "off" without one."""
         return "+".join(drafter.name for drafter in self.drafters) or "off"
 
+    @property
+    def names(self) -> list[str]:
+        """Drafters that a request may name: also those that draft only for requests which guide them."""
+        return [drafter.name for drafter in (*self.drafters, *self.guides)]
+
     def check(self, request: Request) -> None:
         """Refuse a request that names a drafter that is not loaded. Raises RequestError."""
         wanted = request.params.speculation
-        names = [drafter.name for drafter in (*self.drafters, *self.guides)]
-        if wanted.drafter not in (None, "off", *names):
-            known = ", ".join(["off", *names])
+        if wanted.drafter not in (None, "off", *self.names):
+            known = ", ".join(["off", *self.names])
             raise RequestError(
                 f"drafter {wanted.drafter!r} is not loaded here: choose one of {known}", param="speculation"
             )
@@ -161,6 +167,8 @@ class Speculator:
         drafted = [outcome for outcome in outcomes if len(outcome.tree.tokens) > 1]
         for outcome in drafted:
             self._count(outcome)
+        if drafted:
+            self.stats.verify_s += facts.forward_s
         if drafted or self._has_proposals or self._num_quiet >= QUIET_STEPS:  # of steps alike one in a few is enough
             # The last step's own observation was not over when its facts were taken: it counts as drafting in this one.
             late = self._observe_s

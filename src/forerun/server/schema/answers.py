@@ -31,7 +31,10 @@ class Speculation(Document):
 
     drafted: int
     accepted: int
+    drafted_by: dict[str, int]
     accepted_by: dict[str, int]
+    drafted_at: list[int]
+    accepted_at: list[int]
     steps: int
     tokens_per_step: float
     lossy: bool

@@ -21,6 +21,10 @@ from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES
 
 NAME = "early-exit"
+WEAKNESS = (
+    "the layers that it runs are too few to tell this model's next token: run more (early-exit.layer), or choose "
+    "layer-skip or a draft model"
+)
 
 
 def make_early_exit(
@@ -35,7 +39,7 @@ def make_early_exit(
             raise UsageError(f"early-exit.layer must be between 1 and {num_layers - 1} for this model, got {layer}")
         return Part(skip=frozenset(sub_layers(num_layers)[2 * last :]))
 
-    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), choose)
+    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), choose, WEAKNESS)
 
 
 register(NAME, make_early_exit)

@@ -21,6 +21,10 @@ from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import MAX_NODES
 
 NAME = "layer-skip"
+WEAKNESS = (
+    "its profile leaves out too much of this model: search another one with 'forerun bench layer-skip', or choose "
+    "another drafter"
+)
 
 
 def make_layer_skip(
@@ -33,7 +37,7 @@ def make_layer_skip(
         path = Path(profile).expanduser() if profile else default_path(host.cache_folder, model)
         return Part(skip=frozenset(read_profile(path, model, host.target.name).skip))
 
-    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), choose)
+    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), choose, WEAKNESS)
 
 
 register(NAME, make_layer_skip)

@@ -22,12 +22,14 @@ from forerun.speculation.tree import MAX_NODES
 NAME = "self-int4"
 MAX_COST = 0.9  # part of the target's bytes from which a draft cannot pay
 
+WEAKNESS = "four bits a weight are too few for this model: choose another drafter"
+
 _PART = Part(weights="int4")
 
 
 def make_self_int4(width: int = 1, max_depth: int = MAX_NODES, min_survival: float = 0.0) -> SelfDrafter:
     """The drafter. Raises UsageError."""
-    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), _choose)
+    return SelfDrafter(draft_shape(NAME, width, max_depth, min_survival), _choose, WEAKNESS)
 
 
 def _choose(host: DraftHost) -> Part:

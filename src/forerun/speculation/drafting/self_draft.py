@@ -70,14 +70,15 @@ class SelfDrafter:
     """Drafts with a part of the target. Implements Drafter and HostedDrafter.
 
     choose  the part, asked before anything is loaded. Raises UsageError when this target has none that is of use
+    weakness  why it agrees with the target too rarely, where it does, and what to do then
     """
 
     is_paid = True
 
-    def __init__(self, settings: DraftSettings, choose: Callable[[DraftHost], Part]) -> None:
+    def __init__(self, settings: DraftSettings, choose: Callable[[DraftHost], Part], weakness: str) -> None:
         assert settings.is_target, "a part of the target drafts over the target's KV"
         self.name = settings.name
-        self._settings, self._choose = settings, choose
+        self._settings, self._choose, self.weakness = settings, choose, weakness
         self._drafting: LevelDrafting
 
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:
