@@ -27,7 +27,7 @@ constexpr int kTileElements = kLanes * kTileDepth;
 constexpr int kChunk = 64;
 constexpr int kSpan = 512;
 constexpr int kGroupsPerChunk = kChunk / kLanes;
-constexpr int kMaxTaskQueries = 32;   // (row, head) pairs of one attention task
+constexpr int kMaxTaskQueries = 96;   // (row, head) pairs of one attention task, of all its key/value heads
 constexpr int kMaxTileQueries = 128;  // of one over tiled KV: 16 rows of 8 heads read their keys once
 constexpr int kMaxTileHead = 256;     // largest head that is tiled
 constexpr int kMaxTileGroups = 16;    // (key/value head, sixteen queries) pairs of a task over tiled KV
@@ -118,7 +118,7 @@ struct AttentionArgs {
 // numbers for each of several neighbouring key/value heads: their keys lie beside each other.
 struct AttentionTask {
     AttentionSequence sequence;
-    int kv_head, num_heads;  // the first; 1 unless KV is tiled
+    int kv_head, num_heads;  // the first, how many
     int query_begin, query_end;
     int span_begin, span_end;
     float* partial;         // null: merge the spans and write `out`; else leave the states of the spans here,
@@ -174,9 +174,9 @@ constexpr size_t attention_state_floats(int head_dim) {
 }
 
 constexpr size_t plain_scratch_floats(int head_dim) {
-    // span and total states, probabilities of four queries, and one assembled chunk of K and of V
-    return 2 * kMaxTaskQueries * attention_state_floats(head_dim) + 4 * kChunk +
-           2 * static_cast<size_t>(kChunk) * static_cast<size_t>(padded(head_dim));
+    // queries, span and total states, weights of up to eight queries, and one chunk of K and of V
+    const size_t width = static_cast<size_t>(padded(head_dim));
+    return kMaxTaskQueries * (width + 2 * attention_state_floats(head_dim)) + 8 * kChunk + 2 * kChunk * width;
 }
 
 // A tile of queries for every 32 components, and the state of sixteen queries: m [16], l [16], o [D, 16].

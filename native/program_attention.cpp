@@ -13,8 +13,9 @@ int ceil_div(int value, int unit) {
 
 // How many key/value heads a task takes, for a sequence with that many queries of each.
 int heads_of_task(const KvLayer& layer, int queries, int max_heads) {
-    if (!layer.is_tiled || queries > kMaxTileQueries) return 1;
-    const int most = std::min(max_heads, kMaxTileGroups / ceil_div(queries, kLanes));
+    const int fitting = layer.is_tiled ? kMaxTileGroups / ceil_div(queries, kLanes) : kMaxTaskQueries / queries;
+    if (fitting < 1 || queries > kMaxTileQueries) return 1;
+    const int most = std::min(max_heads, fitting);
     return ceil_div(layer.num_heads, ceil_div(layer.num_heads, most));
 }
 

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from forerun.scheduler.watchdog import STUCK_STEPS
 from forerun.sequence import FinishReason
 from tests.fakes import FakeBackend, OracleDrafter, RandomDrafter, Setup, facts, plain_decode, prompt_of, request
 
@@ -141,6 +142,40 @@ def test_fail_all_ends_who_runs():
     assert {(s.finish, s.error) for s in ended} == {(FinishReason.ERROR, "RuntimeError: no way")}
     finish(engine)
     assert [facts(s) for s in sequences[2:]] == [plain_decode(one) for one in wanted[2:]]
+
+
+def test_when_nobody_can_be_admitted_the_first_in_line_ends_and_says_why():
+    engine = Setup(num_blocks=12).engine()
+    admit = engine.scheduler._admit
+    engine.scheduler._admit = lambda *_: None
+    wanted = requests(3)
+    sequences = [engine.add(one)[0] for one in wanted]
+    assert [engine.step() for _ in range(STUCK_STEPS - 1)] == [[]] * (STUCK_STEPS - 1)
+    assert engine.step() == sequences[:1]
+    assert sequences[0].finish == FinishReason.ERROR
+    assert "needs 3 more KV blocks, and 12 of 12 are free" in sequences[0].error
+    assert engine.stats.stuck == 1
+    assert engine.stats.last_error == sequences[0].error
+    engine.scheduler._admit = admit
+    finish(engine)
+    assert [facts(s) for s in sequences[1:]] == [plain_decode(one) for one in wanted[1:]]
+
+
+def test_steps_without_work_are_not_stuck():
+    engine = Setup().engine()
+    for _ in range(3 * STUCK_STEPS):
+        assert engine.step() == []
+    assert engine.stats.stuck == 0
+
+
+def test_a_switch_checks_the_engine_after_every_step(monkeypatch):
+    monkeypatch.setenv("FORERUN_CHECK", "1")
+    engine = Setup().engine()
+    engine.add(requests(1)[0])
+    engine.step()
+    engine.scheduler.pool.allocate(1)  # a block that nobody owns
+    with pytest.raises(AssertionError):
+        engine.step()
 
 
 class TestDrafters:

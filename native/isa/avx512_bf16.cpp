@@ -13,6 +13,8 @@ namespace avx512_bf16 {
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
 
+#include "kernels/attention_chunk.inl.h"
+
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"

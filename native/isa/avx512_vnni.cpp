@@ -14,6 +14,8 @@ namespace avx512_vnni {
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
 
+#include "kernels/attention_chunk.inl.h"
+
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"

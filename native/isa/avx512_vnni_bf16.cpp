@@ -14,6 +14,7 @@ namespace avx512_vnni_bf16 {
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
 
+#include "kernels/attention_chunk.inl.h"
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"

@@ -10,6 +10,8 @@ namespace portable {
 // In this order: attention uses the exponential.
 #include "kernels/elementwise.inl.h"
 
+#include "kernels/attention_chunk.inl.h"
+
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"

@@ -115,6 +115,7 @@ FORERUN_INLINE float largest(Eight x) {
 
 #include "vec/twice.h"
 
+typedef Eight Reg;
 typedef Twice<Eight> Vec;
 
 #include "vec/sixteen.h"

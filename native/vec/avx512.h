@@ -126,6 +126,19 @@ FORERUN_INLINE void store_bf16_first(uint16_t* p, Vec x, int n) {
     _mm256_mask_storeu_epi16(p, first_lanes(n).bits, result);
 }
 
+// ---- one register, where a kernel counts them ----
+
+typedef Vec Reg;
+constexpr int kRegLanes = 16;
+
+template <class T>
+FORERUN_INLINE Reg load_reg(const T* p) {
+    return load(p);
+}
+FORERUN_INLINE Reg broadcast_reg(float x) {
+    return broadcast(x);
+}
+
 // ---- numbers of packed weights ----
 
 struct Words {

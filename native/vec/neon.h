@@ -10,6 +10,7 @@ FORERUN_INLINE Four fma(Four a, Four b, Four c) {
 
 #include "vec/twice.h"
 
+typedef Four Reg;
 typedef Twice<Twice<Four>> Vec;
 
 #include "vec/sixteen.h"

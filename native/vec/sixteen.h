@@ -53,6 +53,21 @@ FORERUN_INLINE void load_pairs(const uint16_t* p, Vec& even, Vec& odd) {
     Vec::load_pairs(p, even, odd);
 }
 
+// ---- one register, where a kernel counts them ----
+
+constexpr int kRegLanes = Reg::kWidth;
+
+template <class T>
+FORERUN_INLINE Reg load_reg(const T* p) {
+    return Reg::load(p);
+}
+FORERUN_INLINE void store(float* p, Reg x) {
+    Reg::store(p, x);
+}
+FORERUN_INLINE Reg broadcast_reg(float x) {
+    return Reg::broadcast(x);
+}
+
 // ---- numbers of packed weights ----
 
 typedef Vec::Words Words;  // sixteen uint32

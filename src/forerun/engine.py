@@ -17,6 +17,7 @@ again by itself is ended with an error; the others never notice. What each phase
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -29,11 +30,14 @@ from forerun.sampling.noise import make_key, random_seed
 from forerun.sampling.prompt_scores import read_scores, scored_positions
 from forerun.scheduler.build import build_batch
 from forerun.scheduler.scheduler import Changes, Scheduler, Selection, Share
+from forerun.scheduler.watchdog import Watchdog
 from forerun.sequence import FinishReason, Request, Sequence, TokenLogprob
 from forerun.speculation.budget import StepFacts
 from forerun.speculation.speculator import Speculator
 from forerun.speculation.tree import DraftTree
 from forerun.speculation.verification.verifier import CoupledVerifier, Verifier
+
+CHECK_VARIABLE = "FORERUN_CHECK"
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ class EngineStats:
     steps: int = 0
     rows: int = 0
     failed_steps: int = 0
+    stuck: int = 0  # sequences that ended because nobody could run
     last_error: str = ""  # of a failed step, in one line
     forward_s: float = 0.0  # inside the backend: forward and draw
     total_s: float = 0.0  # whole steps
@@ -89,6 +94,8 @@ class Engine:
         self._block_size = scheduler.block_size
         self._ids = itertools.count()
         self._unclear: list[int] = []  # blocks that must be cleared still
+        self._watchdog = Watchdog(scheduler)
+        self._checks = os.environ.get(CHECK_VARIABLE) == "1"
 
     # ---- requests ----
 
@@ -156,7 +163,13 @@ class Engine:
     # ---- the step ----
 
     def step(self) -> list[Sequence]:
-        """Run one step; returns the sequences that got tokens or ended."""
+        """Run one step; returns the sequences that got tokens or ended. With FORERUN_CHECK=1 it checks itself."""
+        advanced = self._step()
+        if self._checks:
+            self.check()
+        return advanced
+
+    def _step(self) -> list[Sequence]:
         start = time.perf_counter()
         self._clock.start_step()
         try:
@@ -164,7 +177,21 @@ class Engine:
         except Exception as error:
             self._note("select", error)
             return self._select_alone()
-        return self._run(selection, start) if selection.shares else []
+        if not selection.shares:
+            return self._wait()
+        self._watchdog.ran()
+        return self._run(selection, start)
+
+    def _wait(self) -> list[Sequence]:
+        """Nothing could be selected. When that goes on the first in line ends: nobody steps for ever."""
+        found = self._watchdog.stuck()
+        if found is None:
+            return []
+        sequence, error = found
+        self.stats.stuck += 1
+        self.stats.last_error = one_line(error)
+        log.error("sequence %d ends: %s", sequence.id, error)
+        return [self._fail(sequence, error)]
 
     def _select(self, only: Sequence | None = None) -> Selection:
         """Choose the work, and make the copies of blocks that it needs."""

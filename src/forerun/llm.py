@@ -230,6 +230,9 @@ class LLM:
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
         self._captures = plan_captures(drafters, self._host(config, options, None))
         self._backend.load(self.model, self._limits, report("Loading"), self._captures)
+        smallest = KvLayout(1, self._wish.block_size, stacks)  # the KV cache is cut from the memory that drafters leave
+        self._backend.allocate_kv(smallest)
+        load_drafters(drafters, self._host(config, options, smallest))
         self._allocate(stacks)
 
     def _allocate(self, stacks: tuple[KvStack, ...]) -> None:
@@ -273,7 +276,6 @@ class LLM:
     ) -> None:
         layout = self.kv_layout
         host = self._host(config, options, layout)
-        load_drafters(drafters, plan_stacks(drafters, host), host)
         scheduler = Scheduler(
             SchedulerConfig(
                 max_rows=options.max_rows,
@@ -336,6 +338,7 @@ class LLM:
             self._configure(SpeculationConfig("off"), [], options)
         if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:
             raise UsageError(f"kv_blocks must be between 1 and {self.kv_layout.num_blocks}, got {kv_blocks}")
+        load_drafters(drafters, self._host(config, options, self.kv_layout))
         self._configure(config, drafters, options, kv_blocks)
 
     # ---- requests ----

@@ -1,6 +1,7 @@
 """Programs beside the target: they share its weights or bring their own, its KV store or one of their own, and matrices
 whose rows change are read again."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
@@ -134,6 +135,33 @@ def test_a_store_of_its_own_counts_as_memory(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("forerun.backends.cpu.available_memory", lambda: 10_000_000)
     with pytest.raises(CapacityError, match=r"lower draft-model.sequences"):
         backend.add_program(program_of(a_model(1), kv=replace(layout, num_blocks=1 << 20)))
+
+
+def test_programs_count_as_drafts_while_they_are_there(backend: Backend) -> None:
+    before = backend.memory()
+    assert before.drafts == 0
+    own = KvLayout(4, 16, (kv_stack("own", SPEC, "fp32"),))
+    programs = [backend.add_program(program_of(a_model(1), kv=kv)) for kv in (None, own)]
+    assert backend.memory() == replace(before, drafts=sum(program.num_bytes for program in programs))
+    del programs
+    gc.collect()
+    assert backend.memory() == before
+
+
+def test_programs_follow_to_a_new_store(backend: Backend) -> None:
+    """One with a store of its own keeps that, and what is in it."""
+    model, own = a_model(1), KvLayout(8, 16, (kv_stack("own", SPEC, "fp32"),))
+    beside = backend.add_program(program_of(model, first_kv_layer=SPEC.num_layers))
+    apart = backend.add_program(program_of(model, kv=own))
+    last = make_batch([Rows([7], 40, BLOCKS)], 16)
+    logits(apart)
+    wanted = logits(apart, last)
+    stacks = (kv_stack("target", SPEC, "fp32"), kv_stack("draft", SPEC, "fp32"))
+    backend.allocate_kv(KvLayout(32, 16, stacks))
+    high = [20, 31, 25, 22]  # blocks that only the new store has
+    logits(beside, make_batch([Rows(range(5, 45), 0, high)], 16))
+    assert np.array_equal(logits(beside, make_batch([Rows([7], 40, high)], 16)), wanted)
+    assert np.array_equal(logits(apart, last), wanted)
 
 
 @pytest.mark.parametrize("weights", ["bf16", "int8", "int4"])

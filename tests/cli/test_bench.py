@@ -31,7 +31,7 @@ def test_decode_json_has_all_of_the_contract(cli: Cli, tiny_model: Path) -> None
     assert made["machine"].keys() >= {"cpu", "kernel_table", "threads", "memory_bytes"}
     assert made["machine"]["threads"] == 1
     assert made["numerics_id"].startswith(made["machine"]["kernel_table"])
-    assert made["memory_bytes"].keys() == {"weights", "kv", "workspace"}
+    assert made["memory_bytes"].keys() == {"weights", "kv", "workspace", "drafts"}
     for result in made["results"]:
         assert result["equal"] is True
         assert result.keys() >= {"prefill_tokens_per_s", "decode_tokens_per_s", "step_ms", "mean_accepted_len"}

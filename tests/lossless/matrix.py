@@ -144,7 +144,7 @@ def free_drafters(folder: Path) -> list[str]:
             host = host_of(FakeBackend(), folder, LAYOUT)
             if any(plan_stacks([drafter], host)):
                 continue
-            load_drafters([drafter], [()], host)
+            load_drafters([drafter], host)
         except (ForerunError, AttributeError):
             continue
         names.append(name)
@@ -181,7 +181,7 @@ def drafters_of(cell: Cell, backend: FakeBackend, folder: Path) -> list[Drafter]
     if cell.is_registered:
         drafter = make_drafter(cell.drafter, {})
         if isinstance(drafter, HostedDrafter):
-            load_drafters([drafter], [()], host_of(backend, folder, LAYOUT))
+            load_drafters([drafter], host_of(backend, folder, LAYOUT))
         return [drafter] if chain else [drafter, RandomDrafter(seed)]
     made = {
         "oracle": lambda: OracleDrafter(text, branch=not chain),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from forerun.scheduler.step_time import PLAIN_EVERY, StepTime
+from forerun.scheduler.step_time import LEAST_ROW, PLAIN_EVERY, StepTime
 
 MACHINES = [(4e-3, 2e-4, 3e-8), (2e-2, 5e-3, 1e-6), (0.0, 1e-3, 0.0), (1e-3, 0.0, 1e-7)]
 
@@ -71,7 +71,7 @@ def prompt_seconds(machine, rows, keys):
     return (machine[1] * rows + machine[2] * keys) / 2
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [*MACHINES[:3], (1e-3, 2e-5, 1e-7)])  # a row counts as a part of the base
 @pytest.mark.parametrize("context", [0, 100, 4000])
 @pytest.mark.parametrize("budget", [1e-3, 2e-2, 0.3])
 def test_rows_within_is_the_inverse_of_predict(machine, context, budget):
@@ -135,6 +135,16 @@ def test_a_hiccup_of_a_plain_step_fills_no_step_with_prompts():
         assert step < 20 or rows * 5e-4 < 5e-3
 
 
+def test_a_hiccup_beside_a_prompt_does_not_hold_the_next_rows_back():
+    model = StepTime()
+    for _ in range(100):
+        model.observe(4, 400, 5e-3)
+        model.observe(4, 400, 7.5e-3, 8, 800)
+    before = model.rows_within(2.5e-3, 100, 512)
+    model.observe(4, 400, 0.5, 8, 800)
+    assert model.rows_within(2.5e-3, 100, 512) > before / 2 > 2
+
+
 def test_a_hiccup_is_not_learned():
     model = StepTime()
     for _ in range(100):
@@ -154,3 +164,10 @@ def test_rows_within_at_the_edges():
     assert StepTime().rows_within(-1.0, 10, 512) == 0
     assert StepTime().rows_within(1e9, 10, 512) == 512
     assert StepTime().rows_within(1.0, 10, 0) == 0
+
+
+def test_a_row_never_looks_free():
+    model = StepTime()
+    for rows in (1, 2, 3) * 50:
+        model.observe(rows, 40 * rows, 3e-3 / rows)  # what a base and a negative cost explain best
+    assert model.rows_within(3e-3, 10, 10_000) <= 3e-3 / (LEAST_ROW * 1e-3)

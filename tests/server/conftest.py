@@ -62,6 +62,14 @@ def serving(llm: LLM, config: ServerConfig | None = None, operations: Operations
             thread.join(30)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _engines_check_themselves() -> Iterator[None]:
+    """After every step, whatever a test does to the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORERUN_CHECK", "1")
+        yield
+
+
 def tiny_llm(model: Path, speculation: str | SpeculationConfig = "auto", **options: object) -> LLM:
     """The tiny model with small limits."""
     return LLM(
@@ -74,7 +82,7 @@ def tiny_llm(model: Path, speculation: str | SpeculationConfig = "auto", **optio
 
 
 @pytest.fixture(scope="session")
-def server(tiny_model: Path) -> Iterator[Server]:
+def server(tiny_model: Path, _engines_check_themselves: None) -> Iterator[Server]:
     """One server for every test that leaves it as it was."""
     with serving(tiny_llm(tiny_model)) as running:
         yield running

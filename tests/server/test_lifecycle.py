@@ -137,6 +137,7 @@ def test_it_tells_its_plan_and_ends_with_0(start: Start) -> None:
         5000,
     )
     assert plan["limits"]["prefill_slowdown"] == 2.5
+    assert plan["memory"]["drafts_mb"] == 0  # repetitions need no model
     assert plan["memory"]["kv_mb"] == pytest.approx(8.4, abs=0.2)
     assert plan["address"]["url"].startswith("http://127.0.0.1:")
     assert set(plan["speculation"]["by_request"].split("+")) == {"grammar", "prediction"}

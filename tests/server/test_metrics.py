@@ -104,8 +104,33 @@ def test_blocks_add_up_and_queues_are_empty_at_rest(fresh, wait_until):
     assert total(samples, "forerun_kv_blocks", state="owned") == 0
     assert total(samples, "forerun_running") == total(samples, "forerun_waiting") == 0
     assert total(samples, "forerun_memory_bytes", use="kv") > 0
+    assert total(samples, "forerun_memory_bytes", use="drafts") == 0  # repetitions need no model
     assert total(samples, "process_resident_memory_bytes") > 0
     assert total(samples, "forerun_info", kv_format="bf16", numerics_id=fresh.llm.numerics_id, model=MODEL) == 1
+
+
+def test_what_drafters_remember_is_told(tiny_model):
+    with serving(tiny_llm(tiny_model, SpeculationConfig("suffix+recycle", options={"suffix.shared": True}))) as server:
+        before = total(read(server), "forerun_drafter_bytes", drafter="suffix")
+        ask(server)
+        samples = read(server)
+        assert total(samples, "forerun_drafter_bytes", drafter="suffix") > before
+        tables = server.llm.engine.speculator.drafters[1].num_bytes
+        assert total(samples, "forerun_drafter_bytes", drafter="recycle") == tables > 8 * 100
+        ask(server, cache_salt="own")
+        assert total(read(server), "forerun_drafter_bytes", drafter="recycle") == 2 * tables
+
+
+def test_formats_and_verification_are_told(tiny_model):
+    options = {"draft-model.model": str(tiny_model), "draft-model.kv_format": "fp32"}
+    speculation = SpeculationConfig("draft-model", options=options, verification="typical", lossy=True)
+    with serving(tiny_llm(tiny_model, speculation)) as server:
+        health = server.http.get("/health").json()
+        assert health["kv_formats"] == {"target": "bf16", "draft-model": "fp32"}
+        assert (health["verification"], health["lossy"]) == ("typical", True)
+        info = {"kv_formats": "target:bf16,draft-model:fp32", "verification": "typical", "lossy": "true"}
+        assert total(read(server), "forerun_info", **info) == 1
+        assert total(read(server), "forerun_memory_bytes", use="drafts") > 0
 
 
 def test_clients_cannot_make_series(fresh):

@@ -159,3 +159,13 @@ class TestRefusedEndpoints:
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert wrong.json()["error"]["code"] == "method_not_allowed"
         assert "use POST" in wrong.json()["error"]["message"]
+
+
+def test_without_a_key_or_a_cache_salt_a_request_has_no_salt(server, monkeypatch):
+    """What drafters keep between runs comes from such requests alone."""
+    add, salts = server.llm.engine.add, []
+    monkeypatch.setattr(server.llm.engine, "add", lambda request: salts.append(request.salt) or add(request))
+    for options in ({}, {"cache_salt": ""}, {"cache_salt": "own"}):
+        body = {"model": "tiny", "prompt": "one", "max_tokens": 2} | options
+        assert server.http.post("/v1/completions", json=body).status_code == 200
+    assert salts == ["", "", "/own"]

@@ -14,6 +14,7 @@ from forerun.config import SpeculationConfig
 from forerun.llm import LLM, EngineOptions
 from forerun.sequence import SamplingParams
 from forerun.speculation.drafters.draft_model import ModelDrafter
+from forerun.speculation.drafting.catch_up_pace import FEWEST_ROWS, CatchUpPace
 from forerun.speculation.vocabularies.trimmed_vocabulary import TrimmedVocabulary
 from tests.speculation.masked import masked_answers
 from tests.text.vocabularies import byte_level
@@ -277,6 +278,20 @@ def test_a_long_prompt_is_caught_up_over_several_steps(target, path_of) -> None:
     stats = llm.engine.speculator.stats
     assert rows[:2] == [128, 128]
     assert max(rows) == 128
+    assert stats.accepted == stats.drafted > 8
+
+
+def test_a_long_prompt_is_caught_up_more_slowly_beside_one_that_decodes(target, path_of, monkeypatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(CatchUpPace, "rows", lambda _, num_decoding, limit: seen.append(num_decoding) or 20)
+    llm = target("cpu")
+    llm.reconfigure(speculation=config(path_of("target")), options=BACKENDS["cpu"])
+    rows = _count_rows(llm.engine.speculator.drafters[0])
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    llm.generate([prompts(1, 5)[0], prompts(1, 300)[0]], params)
+    stats = llm.engine.speculator.stats
+    assert 2 in seen
+    assert 20 <= max(rows) <= 20 + FEWEST_ROWS
     assert stats.accepted == stats.drafted > 8
 
 

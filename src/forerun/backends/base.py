@@ -116,11 +116,17 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes a backend holds."""
+    """Bytes a backend holds.
+
+    weights, workspace  of the target
+    kv                  the store, with the layers of drafters in it
+    drafts              what programs of drafters hold beside that, see DraftProgram.num_bytes
+    """
 
     weights: int
     kv: int
     workspace: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,7 +289,8 @@ class Backend(Protocol):
         ...
 
     def allocate_kv(self, layout: KvLayout) -> None:
-        """Allocate the KV store once."""
+        """Allocate the KV store, in place of the one that there was: programs that work on it go on with the new one,
+        and nothing is in it."""
         ...
 
     def add_program(self, spec: ProgramSpec, progress: "Progress | None" = None) -> DraftProgram:

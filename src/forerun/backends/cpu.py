@@ -9,6 +9,7 @@ Which kernels run is decided once: the best table that this CPU supports, or the
 import math
 import os
 import platform
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -124,6 +125,7 @@ class CpuBackend:
         self._formats = weights
         self._pool = _native.ThreadPool(threads if threads is not None else cores.default_threads())
         self._program: CpuProgram | None = None
+        self._programs: weakref.WeakSet[CpuProgram] = weakref.WeakSet()  # beside the target's, while drafters hold them
         self._store: _native.KvStore | None = None
         self._target: LoadedModel | None = None
         self._matrices: Matrices = {}  # the target's
@@ -193,6 +195,7 @@ class CpuBackend:
             store = self._make_store(spec.kv, f"{spec.name}.sequences")
             program.use(store)
             program.kv_bytes = store.bytes
+        self._programs.add(program)
         return program
 
     def pass_bytes(self, spec: ProgramSpec) -> int:
@@ -238,6 +241,9 @@ class CpuBackend:
         self._store = self._make_store(layout, "kv_cache_bytes or max_model_len")
         if self._program is not None:
             self._program.use(self._store)
+        for program in self._programs:
+            if not program.kv_bytes:
+                program.use(self._store)
         self._codec = layout.codecs[0]
 
     def _make_store(self, layout: KvLayout, remedy: str) -> _native.KvStore:
@@ -286,6 +292,7 @@ class CpuBackend:
             weights=self._program.weight_bytes if self._program else 0,
             kv=self._store.bytes if self._store else 0,
             workspace=self._program.workspace_bytes if self._program else 0,
+            drafts=sum(program.num_bytes for program in self._programs),
         )
 
     @property

@@ -9,6 +9,7 @@ own keys, and the rest is elementwise or reduces along one row.
 
 import hashlib
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,10 @@ class NumpyOps:
         self._features: Float32 | None = None
         self._slots_of_row: list[Int32]
         self.kept: dict[str, Float32] = {}  # captured in this pass
+
+    def use(self, kv: KvStore) -> None:
+        """Work on a KV store from now on."""
+        self._kv = kv
 
     def begin(self, batch: Batch, features: Float32 | None = None) -> None:
         """Work on `batch` from now on."""
@@ -160,8 +165,10 @@ class ReferenceProgram:
         forward: Forward,
         kv: KvStore,
         source: Weights,
+        num_bytes: int = 0,
     ) -> None:
         self._weights, self._source = weights, source
+        self.num_bytes = num_bytes  # beyond what is shared with the target
         self._ops = NumpyOps(weights, tables, kv)
         self._forward = forward
 
@@ -180,9 +187,9 @@ class ReferenceProgram:
         """Read rows start..stop-1 of a matrix again."""
         self._weights[weight][start:stop] = self._source.read(weight, start, stop)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(weight.nbytes for weight in self._weights.values())
+    def use(self, kv: KvStore) -> None:
+        """Work on a KV store from now on."""
+        self._ops.use(kv)
 
 
 class ReferenceBackend:
@@ -198,6 +205,8 @@ class ReferenceBackend:
         self._tables: dict[RopeSpec, tuple[Float32, Float32]] = {}
         self._kv: KvStore | None = None
         self._program: ReferenceProgram | None = None
+        self._beside: weakref.WeakSet[ReferenceProgram] = weakref.WeakSet()  # programs on the target's store
+        self._added: weakref.WeakSet[ReferenceProgram] = weakref.WeakSet()  # these, and those with a store of their own
 
     @property
     def row_tile(self) -> int:
@@ -231,10 +240,15 @@ class ReferenceBackend:
         """Load a further pass; weights are float32 whatever the spec says. Raises as `load` does."""
         known = self._weights if spec.model is self._model else {}
         wanted = {name: shape for name, shape in spec.weight_shapes.items() if name not in known}
-        weights = {**known, **_read_weights(spec.all_weights, wanted, progress)}
+        own = _read_weights(spec.all_weights, wanted, progress)
         kv = self._store() if spec.kv is None else KvStore(spec.kv)
         tables = _RopeTables((), spec.limits.max_model_len)
-        return ReferenceProgram(weights, tables, spec.forward, kv, spec.all_weights)
+        num_bytes = sum(weight.nbytes for weight in own.values()) + (0 if spec.kv is None else kv.num_bytes)
+        program = ReferenceProgram({**known, **own}, tables, spec.forward, kv, spec.all_weights, num_bytes)
+        self._added.add(program)
+        if spec.kv is None:
+            self._beside.add(program)
+        return program
 
     def pass_bytes(self, spec: ProgramSpec) -> int:
         """Bytes of the float32 matrices that one pass multiplies with."""
@@ -252,6 +266,8 @@ class ReferenceBackend:
                 f"no memory left for {layout.total_bytes} bytes of KV; ask for a smaller cache"
             ) from error
         self._use(self._kv)
+        for program in self._beside:
+            program.use(self._kv)
 
     def _use(self, kv: KvStore) -> None:
         assert self._model is not None, "load comes first"
@@ -296,9 +312,10 @@ class ReferenceBackend:
 
     def memory(self) -> MemoryReport:
         """Bytes held; the store keeps float32 whatever the codecs."""
-        kv = 0 if self._kv is None else sum(array.nbytes for array in (*self._kv.keys, *self._kv.values))
+        kv = 0 if self._kv is None else self._kv.num_bytes
         tables = sum(cos.nbytes + sin.nbytes for cos, sin in self._tables.values())
-        return MemoryReport(weights=sum(w.nbytes for w in self._weights.values()), kv=kv, workspace=tables)
+        weights, drafts = sum(w.nbytes for w in self._weights.values()), sum(p.num_bytes for p in self._added)
+        return MemoryReport(weights, kv, tables, drafts)
 
     def _store(self) -> KvStore:
         assert self._kv is not None, "allocate_kv comes first"

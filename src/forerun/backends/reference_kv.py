@@ -45,6 +45,11 @@ class KvStore:
         self.keys = [np.zeros(shape, np.float32) for shape in shapes]
         self.values = [np.zeros(shape, np.float32) for shape in shapes]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held: float32 whatever the codecs."""
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
     def write(self, layer: int, slots: Int32, k: Float32, v: Float32) -> None:
         """Encode k and v [R, G * D] into `slots` of `layer`."""
         encode = self._encode[layer]

@@ -40,6 +40,11 @@ class KvLayout:
         return tuple(stack.codec for stack in self.stacks)
 
     @property
+    def formats(self) -> dict[str, str]:
+        """Format of each stack by its name, the target's first."""
+        return {stack.name: stack.codec for stack in self.stacks}
+
+    @property
     def bytes_per_block(self) -> int:
         return self.block_size * sum(stack.bytes_per_token for stack in self.stacks)
 

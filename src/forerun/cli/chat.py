@@ -6,7 +6,6 @@ from forerun.cli.console import stdout
 from forerun.cli.drafting import Drafting
 from forerun.cli.options import Display, ModelOptions, Sampling, SystemMessage, grouped
 from forerun.cli.render import TextWriter
-from forerun.sequence import SamplingParams
 
 
 @grouped
@@ -18,7 +17,7 @@ def chat(
     system: SystemMessage = None,
 ) -> None:
     """Talk with a model: Ctrl-C stops an answer, /help lists commands. In a pipe each line is a message."""
-    params = SamplingParams(**sampling.arguments())
+    params = sampling.params()
     chosen = drafting.chosen
 
     from forerun.cli.conversation import Conversation

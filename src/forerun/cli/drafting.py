@@ -81,6 +81,10 @@ class DraftOptions:
             options[f"{DRAFT_MODEL}.model"] = self.draft_model
         if speculation == "off" and (options or self.max_draft is not None):
             raise UsageError("nothing drafts with --speculation off: leave out the options for drafts")
+        if speculation == "off" and self.verification != "coupled":
+            raise UsageError(
+                f"nothing is verified with --speculation off: leave out --verification {self.verification}"
+            )
         if self.draft_model is not None and DRAFT_MODEL not in drafter_names(speculation):
             speculation = f"{speculation}+{DRAFT_MODEL}"
         drafter_names(speculation)  # raises

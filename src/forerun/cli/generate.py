@@ -15,7 +15,7 @@ from forerun.cli.drafting import Drafting
 from forerun.cli.options import Display, ModelOptions, Sampling, SystemMessage, grouped
 from forerun.cli.render import Answer, TextWriter, draft_summary, failure, note, summary
 from forerun.errors import ForerunError, RequestError, UsageError
-from forerun.sequence import SamplingParams, TokenLogprob
+from forerun.sequence import TokenLogprob
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
@@ -47,7 +47,7 @@ def generate(
 ) -> int:
     """Answer a prompt, or continue a text with --raw."""
     text = read_prompt(prompt)
-    params = SamplingParams(**sampling.arguments(), n=form.n, logprobs=form.logprobs)
+    params = sampling.params(n=form.n, logprobs=form.logprobs)
     if form.logprobs is not None and not form.json:
         raise UsageError("--logprobs are shown in the JSON document only: add --json")
     if form.raw and system is not None:

@@ -13,6 +13,7 @@ import typer
 
 from forerun.cache.layout import CODEC_BYTES
 from forerun.errors import UsageError
+from forerun.sequence import SamplingParams
 
 T = TypeVar("T")
 
@@ -139,6 +140,18 @@ class Sampling:
         list[str] | None,
         typer.Option(metavar="ID=VALUE", rich_help_panel=_SAMPLING, help="Added to a token's logit; may be repeated."),
     ] = None
+
+    def params(self, **more: Any) -> SamplingParams:
+        """SamplingParams with these options and `more`. Raises UsageError, also for options that would do nothing."""
+        params = SamplingParams(**self.arguments(), **more)
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        named = [f"--{name.replace('_', '-')}" for name, value in off.items() if getattr(self, name) != value]
+        if named and self.temperature == 0:
+            raise UsageError(
+                f"{' and '.join(named)} would do nothing at temperature 0, which takes the likeliest token: "
+                "add a --temperature above 0"
+            )
+        return params
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of SamplingParams. Raises UsageError for a malformed bias."""

@@ -29,7 +29,7 @@ def rows_beside(decoding: Seq[Sequence], prefilling: Seq[Sequence], step_time: S
     within = step_time.rows_within(left_s, context, pending)
     if within >= pending:
         return None
-    return 0 if step_time.wants_plain else max(within, MIN_ROWS, len(prefilling))
+    return 0 if step_time.wants_plain else step_time.at_least(within, max(MIN_ROWS, len(prefilling)))
 
 
 def divide(rows: int, outputs: int, prefilling: Seq[Sequence], max_chunk: int) -> list[tuple[Sequence, int]]:

@@ -8,6 +8,12 @@ and `prompts` are what was measured lately over what the coefficients say. A lon
 are nearly alike, from which least squares would soon learn anything for what a plain step takes; a ratio can only
 follow. So that it has something to follow, one step among many beside a long prompt stays plain.
 
+Rows and keys grow together while sequences decode, so what one of them costs is known badly, and one slow step can
+shift much from one to the other. Three things keep that harmless: no step counts for more than a few times what was
+predicted, and what came before the first ordinary steps is forgotten, since the first ones find the caches cold; a row
+costs a part of the base at least, so that no chunk looks free; and prompts that got the least for many steps get a few
+rows more in one, because only that shows whether more is cheap.
+
 The prediction decides only how prompts are cut into chunks, which never changes a result.
 """
 
@@ -18,7 +24,12 @@ MAX_TRACE = 1e3  # of the covariance
 ROW_SCALE, KEY_SCALE = 1e-2, 1e-5  # bring the three features to a similar size
 PLAIN_EVERY = 16  # steps, when prompts are limited by time
 OUTLIER = 1.5  # a plain step that takes more times what was predicted counts as this: the machine was busy elsewhere
-LEARNED = 10.0  # the same for the coefficients, which may have been far off
+DEAREST = 3.0  # times a decoded row, which a prompt's row will not cost
+LEARNED = 2.0  # as OUTLIER, for the coefficients
+FIRST_STEPS, FIRST_LEARNED = 8, 10.0  # plain ones, and the same for those, when the coefficients may be far off
+COLD = 3.0  # so many times too long was predicted after the first steps: they were cold, and are forgotten
+LEAST_ROW = 0.01  # of the base that a row costs at least
+TRY_EVERY, TRY_ROWS = 16, 7  # selections that gave prompts the least, after which one gives so many rows more
 SHORTEST_S = 1e-3  # what a step may always count as, so that little is predicted of nothing
 
 
@@ -29,10 +40,16 @@ class StepTime:
     """
 
     def __init__(self, base_s: float = 5e-3, per_row_s: float = 3e-4, per_key_s: float = 1e-8) -> None:
-        self._theta = [base_s, per_row_s / ROW_SCALE, per_key_s / KEY_SCALE]
+        self._prior = (base_s, per_row_s / ROW_SCALE, per_key_s / KEY_SCALE)
+        self._begin()
+        self._prompts = _Ratio(0.95)
+        self._num_plain = self._since_plain = self._since_tried = 0
+
+    def _begin(self) -> None:
+        """Know nothing about plain steps."""
+        self._theta = list(self._prior)
         self._covariance = [[10.0, 0.0, 0.0], [0.0, 10.0, 0.0], [0.0, 0.0, 10.0]]
-        self._now, self._prompts = _Ratio(0.8), _Ratio(0.95)
-        self._since_plain = 0
+        self._now = _Ratio(0.8)
 
     def predict(self, rows: int, keys: int) -> float:
         """Seconds of a plain step with `rows` rows that look at `keys` keys in all."""
@@ -47,14 +64,20 @@ class StepTime:
         """Learn from one measured step: of rows that decode, and of prompts' rows if it had some."""
         if not prompt_rows:
             self._since_plain = 0
+            self._num_plain += 1
+            is_first = self._num_plain <= FIRST_STEPS
+            if is_first and self._num_plain > 1 and self.predict(rows, keys) > COLD * max(seconds, SHORTEST_S):
+                self._begin()
             predicted = _dot(_features(rows, keys), self._coefficients)
+            bound_s = (FIRST_LEARNED if is_first else LEARNED) * predicted
             self._now.observe(min(seconds, max(OUTLIER * self._now.value * predicted, SHORTEST_S)), predicted)
-            self._learn(_features(rows, keys), min(seconds, max(LEARNED * predicted, SHORTEST_S)))
+            self._learn(_features(rows, keys), min(seconds, max(bound_s, SHORTEST_S)))
         elif rows:
             self._since_plain += 1
-            row, key = self._row_and_key
-            # Not bounded: to believe that prompts cost little would fill the steps with them.
-            self._prompts.observe(seconds - self.predict(rows, keys), row * prompt_rows + key * prompt_keys)
+            plain_s, row, key = self.predict(rows, keys), *self._row_and_key
+            predicted = row * prompt_rows + key * prompt_keys
+            # Bounded by what many rows may cost, not by what is believed: that they cost little must be unlearned fast.
+            self._prompts.observe(min(seconds - plain_s, plain_s + DEAREST * predicted), predicted)
 
     def rows_within(self, seconds: float, context: int, limit: int) -> int:
         """Most rows of one prompt's chunk that starts at `context` so that they add at most `seconds`."""
@@ -67,14 +90,26 @@ class StepTime:
         denominator = b + (b * b + 4 * a * seconds) ** 0.5
         return int(min(limit, 2 * seconds / denominator)) if denominator > 0 else limit
 
+    def at_least(self, rows: int, least: int) -> int:
+        """Rows of prompts that a step takes when `rows` are predicted to fit: `least` where those are not more, and now
+        and then a few beyond it, so that a wrong prediction shows."""
+        if rows > least:
+            self._since_tried = 0
+            return rows
+        self._since_tried += 1
+        if self._since_tried <= TRY_EVERY:
+            return least
+        self._since_tried = 0
+        return least + TRY_ROWS
+
     @property
     def _coefficients(self) -> list[float]:
         return [max(value, 0.0) for value in self._theta]
 
     @property
     def _row_and_key(self) -> tuple[float, float]:
-        _, row, key = self._coefficients
-        return row * ROW_SCALE, key * KEY_SCALE
+        base, row, key = self._coefficients
+        return max(row * ROW_SCALE, LEAST_ROW * base), key * KEY_SCALE
 
     def _learn(self, x: Sequence[float], seconds: float) -> None:
         px = [_dot(row, x) for row in self._covariance]

@@ -154,7 +154,7 @@ def engine_request(
         prompt,
         params,
         id=secrets.token_hex(12),
-        salt=f"{tenant.salt}/{body.cache_salt or ''}",
+        salt=f"{tenant.salt}/{body.cache_salt or ''}" if tenant.salt or body.cache_salt else "",
         continues=continues,
         priority=body.priority or 0,
     )

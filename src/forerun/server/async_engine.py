@@ -48,6 +48,7 @@ class EngineHealth:
     step_age_s    how long the present step has been running, 0 between steps
     stalled       that is longer than any step takes: the process is not well and needs a restart
     failed_steps  steps of which a phase failed; their sequences were retried alone
+    stuck         generations that ended because nobody could run
     drafters_off  drafters that kept failing and are not asked any more, with their error
     """
 
@@ -57,6 +58,7 @@ class EngineHealth:
     step_age_s: float
     stalled: bool = False
     failed_steps: int = 0
+    stuck: int = 0
     drafters_off: dict[str, str] = field(default_factory=dict)
 
 
@@ -207,6 +209,7 @@ class AsyncEngine:
             step_age_s=age,
             stalled=age > STALL_S,
             failed_steps=engine.stats.failed_steps,
+            stuck=engine.stats.stuck,
             drafters_off=dict(engine.speculator.failures.off),
         )
 

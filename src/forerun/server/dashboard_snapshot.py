@@ -106,6 +106,7 @@ class Snapshots:
             "kv_owned_bytes": pool.num_owned * layout.bytes_per_block,
             "weights_bytes": held.weights,
             "workspace_bytes": held.workspace,
+            "drafts_bytes": held.drafts,
             "resident_bytes": resident_memory(),
         }
 

@@ -6,6 +6,7 @@ which Python does in one piece.
 
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -14,6 +15,7 @@ from forerun import __version__
 from forerun.llm import LLM
 from forerun.server.async_engine import AsyncEngine
 from forerun.speculation.allocation.allocator import Allocator
+from forerun.speculation.drafter import RememberingDrafter
 from forerun.speculation.speculator import DrafterStats
 
 Labelled = Mapping[tuple[str, ...], float]
@@ -31,10 +33,13 @@ class EngineCollector(Collector):
             "model": model_name,
             "numerics_id": llm.numerics_id,
             "kv_format": llm.kv_layout.stacks[0].codec,
+            "kv_formats": ",".join(f"{name}:{codec}" for name, codec in llm.kv_layout.formats.items()),
             "speculation": llm.engine.speculator.drafter_name,
+            "verification": str(llm.engine.verification["name"]),
+            "lossy": str(llm.engine.verification["is_lossy"]).lower(),
         }
         memory = llm.backend.memory()
-        self._memory: Labelled = {("weights",): memory.weights, ("kv",): memory.kv, ("workspace",): memory.workspace}
+        self._memory: Labelled = {(use,): num_bytes for use, num_bytes in asdict(memory).items()}
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("forerun_info", "What runs here; always 1.", {tuple(self._info.values()): 1.0}, tuple(self._info))
@@ -73,6 +78,12 @@ class EngineCollector(Collector):
         stats = speculator.stats
         by_drafter = dict(stats.by_drafter)
         yield from _drafters(by_drafter)
+        held: Labelled = {
+            (drafter.name,): drafter.num_bytes
+            for drafter in (*speculator.guides, *speculator.drafters)
+            if isinstance(drafter, RememberingDrafter)
+        }
+        yield _gauge("forerun_drafter_bytes", "Memory of what a drafter remembers.", held, ("drafter",))
         yield _counter("forerun_bonus_tokens", "Tokens beside accepted drafts in steps with a draft.", stats.bonus)
         yield _counter(
             "forerun_verify_seconds", "Time in forward passes and draws of steps with a draft.", stats.verify_s

@@ -43,6 +43,7 @@ def make_plan(
         "memory": {
             "weights_mb": _mb(memory.weights),
             "kv_mb": _mb(own),
+            "drafts_mb": _mb(memory.drafts),
             "drafts_kv_mb": _mb(layout.total_bytes - own),
             "workspace_mb": _mb(memory.workspace),
             "left_mb": None if free is None else _mb(free),

@@ -157,6 +157,16 @@ class HiddenStateDrafter(Protocol):
         ...
 
 
+@runtime_checkable
+class RememberingDrafter(Protocol):
+    """What a drafter implements beside Drafter when what it has learned or read takes memory worth telling."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what it remembers, without models that it runs; may be asked while it works, from any thread."""
+        ...
+
+
 _FACTORIES: dict[str, Callable[..., Drafter]] = {}
 
 

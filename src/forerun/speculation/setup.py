@@ -78,10 +78,10 @@ def plan_captures(drafters: Seq[Drafter], host: DraftHost) -> tuple[int, ...]:
     return tuple(sorted({index for drafter in readers for index in drafter.captures(host)}))
 
 
-def load_drafters(drafters: Seq[Drafter], stacks: Seq[tuple[KvStack, ...]], host: DraftHost) -> None:
-    """Load those that run programs. stacks  as plan_stacks gave; they follow the target's in host.layout"""
+def load_drafters(drafters: Seq[Drafter], host: DraftHost) -> None:
+    """Load those that run programs. What plan_stacks gives follows the target's stack in host.layout."""
     first = host.target.model.spec.num_layers
-    for drafter, own in zip(drafters, stacks, strict=True):
+    for drafter, own in zip(drafters, plan_stacks(drafters, host), strict=True):
         if isinstance(drafter, HostedDrafter):
             drafter.load(host, first)
         first += sum(stack.num_layers for stack in own)

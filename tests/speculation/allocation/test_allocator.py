@@ -8,7 +8,7 @@ import pytest
 from forerun.config import SpeculationConfig
 from forerun.speculation.allocation import allocator as reasons
 from forerun.speculation.allocation.best_nodes import best_nodes
-from forerun.speculation.allocation.paid import DraftTimes, plan_paid
+from forerun.speculation.allocation.paid import DraftTimes, PaidDrafter, plan_paid
 from forerun.speculation.allocation.step_cost import MAX_ROWS, StepCost
 from forerun.speculation.budget import FixedBudget
 from forerun.speculation.drafter import Ask
@@ -328,3 +328,23 @@ def test_unlikely_nodes_of_another_drafter_do_not_keep_a_sure_draft_short():
     doubtful = DraftTree.chain(RIGHT, [RIGHT + 1], [0.1], "doubtful")
     budget.choose([sequence], [2 * room], [sure.merge(doubtful)], 0)
     assert budget.room(sequence, 1) == 2 * room
+
+
+def test_reading_a_prompt_does_not_make_a_drafter_dear():
+    """Its first draft takes as long as ten steps, since it reads the prompt; it is asked again all the same."""
+    paid = PaidDrafter()
+    assert paid.trial(0.0) == 1
+    paid.drafted(1, 1, seconds=0.2, unread=500)
+    assert paid.times.predict(1, 1) is None
+    paid.drafted(1, 2, seconds=0.002, unread=3)
+    assert paid.times.predict(1, 2) == 0.002
+
+
+def test_what_a_drafter_has_read_is_known_by_sequence():
+    budget, sequence = allocator(cost_of(flat(16))), sequence_of(length=40)
+    request = budget._request(sequence.id)
+    assert request.unread("fake", sequence) == 40, "it has not drafted in this step"
+    request.proposals.append(("fake", chain(0.9)))
+    assert request.unread("fake", sequence) == 40
+    sequence.tokens += [RIGHT] * 3
+    assert request.unread("fake", sequence) == 3

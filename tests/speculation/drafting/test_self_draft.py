@@ -70,6 +70,26 @@ def test_parts_share_the_loaded_weights(loaded: LLM, tmp_path: Path) -> None:
     assert matrices / 5 < sizes["self-int4"] < matrices / 2  # 5 bits of 16, and a panel's padding
 
 
+def test_the_kv_cache_is_cut_from_what_drafters_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV cache of default size takes at most half of what is free once the drafter's weights are there."""
+    backends: list[CpuBackend] = []
+    free = 2_000_000
+    right = CpuBackend.load
+
+    def load(self, *arguments, **options):
+        backends.append(self)
+        right(self, *arguments, **options)
+
+    monkeypatch.setattr(CpuBackend, "load", load)
+    monkeypatch.setattr("forerun.llm.available_memory", lambda: free - backends[-1].memory().drafts)
+    path = write_model(tmp_path / "tiny.gguf")
+    plain, drafting = (LLM(str(path), speculation=name, threads=1) for name in ("off", "self-int4"))
+    drafts = drafting.backend.memory().drafts
+    assert plain.kv_layout.total_bytes == pytest.approx(free / 2, rel=0.02)
+    assert drafts > 100_000
+    assert drafting.kv_layout.total_bytes == pytest.approx((free - drafts) / 2, rel=0.02)
+
+
 def test_drafted_tokens_bear_the_drafters_name(loaded: LLM) -> None:
     loaded.reconfigure(speculation="early-exit")
     loaded.generate("The quick brown fox", SamplingParams(max_tokens=12, ignore_eos=True))

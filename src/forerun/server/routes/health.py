@@ -53,5 +53,8 @@ def _document(service: Service) -> dict[str, Any]:
         "drafter_errors": speculation.stats.drafter_errors,
         "numerics_id": llm.numerics_id,
         "kv_format": llm.kv_layout.stacks[0].codec,
+        "kv_formats": llm.kv_layout.formats,
         "speculation": speculation.drafter_name,
+        "verification": llm.engine.verification["name"],
+        "lossy": llm.engine.verification["is_lossy"],
     }

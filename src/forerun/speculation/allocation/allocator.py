@@ -22,7 +22,7 @@ from forerun.sequence import Sequence
 from forerun.speculation.allocation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
 from forerun.speculation.allocation.calibration import HOPEFUL, Calibration, RequestFactor, scores_of_drawn
 from forerun.speculation.allocation.guard import Nap, Probe, SpeedGuard
-from forerun.speculation.allocation.paid import MIN_GAIN, DraftTimes, PaidPlan, plan_paid
+from forerun.speculation.allocation.paid import MIN_GAIN, PaidDrafter, PaidPlan, plan_paid
 from forerun.speculation.allocation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.drafter import Ask, Drafter, Worth
@@ -34,9 +34,7 @@ GROW_AT = 0.4  # survival of the last node that there was room for, at which mor
 PATIENCE = 6  # fruitless steps after which free drafters are asked less often
 LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together
-TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first asks of a paid drafter, before its gain is predicted
 STRETCH = 2  # how much further than planned a draft may go that turns out likely
-DEAR = 4.0  # plain steps for one level of a draft: not tried further
 REFRESH = 256  # steps with drafts after which one without is due, so that the plain cost stays known
 FIRST_REFRESH = 12  # the same while it is hardly known
 LIKELY = 0.5  # survival of nodes that are verified now and then although they seem too dear
@@ -53,6 +51,7 @@ class _Request:
 
     reach    nodes to reserve slots for        idle  steps in a row without nodes worth verifying
     nap      steps left without asking         proposals  of this step, with their drafters' own scores
+    read     tokens that each paid drafter has read
     """
 
     reach: int = FIRST_REACH
@@ -60,15 +59,15 @@ class _Request:
     nap: int = 0
     factors: dict[str, RequestFactor] = field(default_factory=dict)
     proposals: list[tuple[str, DraftTree]] = field(default_factory=list)
+    read: dict[str, int] = field(default_factory=dict)
 
-
-@dataclass
-class _Paid:
-    """What is known of one paid drafter."""
-
-    times: DraftTimes = field(default_factory=DraftTimes)
-    probe: Probe = field(default_factory=Probe)
-    num_trials: int = 0
+    def unread(self, name: str, sequence: Sequence) -> int:
+        """Tokens that a drafter had to read before its draft of this step; all of them where it made none."""
+        length = len(sequence.tokens)
+        if not self.proposals or self.proposals[-1][0] != name:
+            return length
+        unread, self.read[name] = length - self.read.get(name, 0), length
+        return unread
 
 
 class _Step(NamedTuple):
@@ -109,7 +108,7 @@ class Allocator:
         self._since_plain = 0
         self._requests: dict[int, _Request] = {}
         self._calibrations = calibrations if calibrations is not None else {}
-        self._paid: dict[str, _Paid] = {}
+        self._paid: dict[str, PaidDrafter] = {}
         self._explore = Probe(FIRST_EXPLORED)
         self._nap = Nap(PATIENCE, LONGEST_NAP)
         self._draft_s = 0.0  # in this step so far
@@ -149,18 +148,19 @@ class Allocator:
 
     def drafted(self, drafter: Drafter, asks: Seq[Ask], depth: int, seconds: float) -> None:
         self._draft_s += seconds
-        if drafter.is_paid and depth:
-            self._paid[drafter.name].times.observe(len(asks), depth, seconds)
+        if drafter.is_paid and asks:
+            unread = [self._request(ask.sequence.id).unread(drafter.name, ask.sequence) for ask in asks]
+            self._paid[drafter.name].drafted(len(asks), depth, seconds, max(unread))
 
     def _paid_asks(
         self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
     ) -> dict[int, Ask]:
-        paid = self._paid.setdefault(drafter.name, _Paid())
+        paid = self._paid.setdefault(drafter.name, PaidDrafter())
         limit = min(self._max_depth, max(rooms[i] for i in allowed))
         price = (paid.times.predict(len(allowed), 1) or 0.0) / self.cost.seconds(len(sequences))
-        if paid.num_trials < len(TRIAL_DEPTHS) and price < DEAR:
-            plan, order = PaidPlan(len(allowed), min(TRIAL_DEPTHS[paid.num_trials], limit), 1.0), list(allowed)
-            paid.num_trials += 1
+        trial = paid.trial(price)
+        if trial:
+            plan, order = PaidPlan(len(allowed), min(trial, limit), 1.0), list(allowed)
             self.decisions[PAID_PROBED] += len(order)
         else:
             plan, order = self._plan(drafter.name, allowed, sequences, trees)

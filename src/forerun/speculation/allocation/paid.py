@@ -6,11 +6,17 @@ of sequences and depth. It is asked where that promises MIN_GAIN more than the s
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from forerun.speculation.allocation.guard import Probe
 
 MIN_GAIN = 1.03
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 11, 15)  # tried
 TIME_RATE = 0.15
+TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first drafts of a drafter, before its gain is predicted
+MOST_TRIALS = 64  # asks for them: while it reads a prompt there is no draft
+DEAR = 4.0  # plain steps for one level of a draft: not tried further
+SHORT_READ = 32  # tokens that it may have to read first, for the time of a draft to count
 MOST_ASKED = 0.8  # survival that is always enough to go on
 
 
@@ -41,6 +47,28 @@ class DraftTimes:
         deeper = max(1.0, depth / near[1]) if depth > near[1] else 0.5 + 0.5 * depth / near[1]
         more = max(1.0, (num_sequences / near[0]) ** 0.5)
         return float(self._seconds[near] * deeper * more)
+
+
+@dataclass
+class PaidDrafter:
+    """What is known of one paid drafter. num_trials  times that it drafted, of those that it was asked"""
+
+    times: DraftTimes = field(default_factory=DraftTimes)
+    probe: Probe = field(default_factory=Probe)
+    num_trials: int = 0
+    num_asked: int = 0
+
+    def trial(self, price: float) -> int:
+        """Depth to try it at, 0 when its gain can be predicted. price  of a level, in plain steps"""
+        is_known = self.num_trials >= len(TRIAL_DEPTHS) or self.num_asked >= MOST_TRIALS
+        return 0 if is_known or price >= DEAR else TRIAL_DEPTHS[self.num_trials]
+
+    def drafted(self, num_sequences: int, depth: int, seconds: float, unread: int) -> None:
+        """It was asked. What reading a prompt takes first says nothing of later drafts."""
+        self.num_asked += 1
+        self.num_trials += depth > 0
+        if depth and unread <= SHORT_READ:
+            self.times.observe(num_sequences, depth, seconds)
 
 
 @dataclass(frozen=True)

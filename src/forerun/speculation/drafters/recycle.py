@@ -99,6 +99,11 @@ class RecycleDrafter:
         self._active: set[int] = set()
         self._num_unsaved = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tables."""
+        return self._tables.num_bytes
+
     # ---- where it lives ----
 
     def kv_stacks(self, host: DraftHost) -> Seq[KvStack]:

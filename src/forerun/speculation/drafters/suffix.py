@@ -166,7 +166,7 @@ class SuffixDrafter:
     @property
     def num_bytes(self) -> int:
         """Memory of all automata."""
-        own = sum(text.automaton.bytes for text in self._texts.values())
+        own = sum(text.automaton.bytes for text in list(self._texts.values()))  # a copy: asked while it works
         return own + (self._corpus.num_bytes if self._corpus is not None else 0)
 
     def begin(self, sequence: Sequence) -> None:

@@ -3,7 +3,8 @@
 Place in the step: `propose` runs before the target's pass, `observe` after the commit.
 
     1 catch up   rows for the tokens that the drafter's stack has not computed, up to the last one, which is the root:
-                 its logits give the first level. A long prompt takes several steps, with no draft meanwhile
+                 its logits give the first level. A long prompt takes several steps, with no draft meanwhile, and
+                more of them while other sequences decode (CatchUpPace)
     2 levels     one pass per level over the frontiers of all sequences; node i writes logical slot root + i, behind the
                  last token, where slots are reserved
     3 observe    KV of accepted nodes stays where the verified tree's row holds the node that was computed in its slot;
@@ -18,12 +19,14 @@ A drafter builds it in `load` and hands its calls on:
 Source: chains, Leviathan et al., arXiv:2211.17192; trees, EAGLE-2 (tree_search).
 """
 
+import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from forerun.backends.base import DraftProgram, Limits
 from forerun.sequence import Sequence
 from forerun.speculation.drafter import Ask, Seen
+from forerun.speculation.drafting.catch_up_pace import FEWEST_ROWS, CatchUpPace
 from forerun.speculation.drafting.chooser import Chooser, LikeliestText
 from forerun.speculation.drafting.draft_kv import DraftKv, StackKv
 from forerun.speculation.drafting.draft_rows import SequenceRows, make_rows, split_rows
@@ -32,7 +35,7 @@ from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
 from forerun.speculation.vocabularies.draft_vocabulary import DraftVocabulary, SameVocabulary
 
-CATCH_UP_ROWS = 128  # rows of known tokens that one step computes for all sequences
+CATCH_UP_ROWS = 128  # rows of known tokens that one step computes for all sequences, fewer where others decode
 
 
 @dataclass(frozen=True)
@@ -96,21 +99,29 @@ class LevelDrafting:
         size, is_target = host.layout.block_size, settings.is_target
         self._kv: DraftKv = kv or StackKv(settings.name, size, self._vocabulary, is_target)
         self._runs: dict[int, _Run] = {}  # sequence id -> draft that is being verified
+        self._pace = CatchUpPace()
+        self._num_drew = 0  # sequences, in the last step
+        self._proposed_s = 0.0  # end of the last proposal that no step followed yet
 
     # ---- the drafter's calls ----
 
     def propose(self, asks: Seq[Ask]) -> list[DraftTree | None]:
         """One tree per ask; None while a prompt is caught up, and where the context is full."""
         self._runs = {}
+        num_decoding = max(len(asks), self._num_drew)
         runs = [self._start(ask) for ask in asks]
-        self._catch_up([run for run in runs if run is not None])
+        self._catch_up([run for run in runs if run is not None], num_decoding)
         growing = list(self._runs.values())
         while growing := [run for run in growing if run.search.grow()]:
             self._compute(growing, [self._frontier(run) for run in growing])
+        self._proposed_s = time.perf_counter()
         return [self._tree(run) for run in runs]
 
     def observe(self, seen: Seq[Seen]) -> None:
         """Keep the KV of accepted nodes that lie where their tokens belong."""
+        if self._proposed_s:
+            self._pace.stepped(time.perf_counter() - self._proposed_s)
+        self._num_drew, self._proposed_s = len(seen), 0.0
         for one in seen:
             run = self._runs.pop(one.sequence.id, None)
             if not one.sequence.is_finished:
@@ -144,14 +155,18 @@ class LevelDrafting:
         search = TreeSearch(root, most, depth, chooser.width, settings.min_survival, ask.worth)
         return _Run(sequence, search, chooser, length - 1)
 
-    def _catch_up(self, runs: list[_Run]) -> None:
+    def _catch_up(self, runs: list[_Run], num_decoding: int) -> None:
         """Compute what the stack has not seen, those who lack least first; the complete ones enter self._runs."""
         self._vocabulary.prepare([run.sequence for run in runs])
         lacking = sorted((run.root + 1 - self._kv.num_seen(run.sequence), index) for index, run in enumerate(runs))
         rows_left = self._limits.max_rows
+        long_left = self._pace.rows(num_decoding, rows_left)  # for those who lack more than the last step's tokens
         parts, complete, ends = [], [], []
         for num_lacking, index in lacking:
             run, count = runs[index], min(num_lacking, rows_left)
+            if num_lacking > FEWEST_ROWS:
+                count = min(count, long_left)
+                long_left -= count
             if count == 0:
                 break
             rows_left -= count
@@ -190,7 +205,9 @@ class LevelDrafting:
         """Run the parts, and add what each frontier row proposes to its search. Parts with outputs belong to `runs`."""
         waiting = iter(runs)
         for group in split_rows(parts, self._limits.max_rows, self._limits.max_outputs):
+            start = time.perf_counter()
             result = self._program.forward(make_rows(group, self._kv.block_size))
+            self._pace.passed(sum(len(part.tokens) for part in group), time.perf_counter() - start)
             output = 0
             for part in group:
                 if part.outputs == 0:

@@ -129,7 +129,12 @@ class SuccessorTables:
     @property
     def salted_bytes(self) -> int:
         """Memory of all tables but the one without a salt."""
-        return sum(table.num_bytes for table in self._salted.values())
+        return sum(table.num_bytes for table in list(self._salted.values()))  # a copy: asked while it works
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tables."""
+        return self.unsalted.num_bytes + self.salted_bytes
 
     def of(self, salt: str) -> SuccessorTable | None:
         """The table of a salt, a new one where there is none; None where not even one fits the budget."""
