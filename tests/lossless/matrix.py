@@ -238,7 +238,13 @@ def engine_of(cell: Cell, folder: Path, verification: str = "coupled") -> Engine
     backend = FakeBackend(logits_of(cell))
     backend.allocate_kv(LAYOUT)
     scheduler = Scheduler(
-        SchedulerConfig(max_rows=256, max_outputs=160, max_num_seqs=cell.batch, max_model_len=MAX_MODEL_LEN),
+        SchedulerConfig(
+            max_rows=256,
+            max_outputs=160,
+            max_num_seqs=cell.batch,
+            max_model_len=MAX_MODEL_LEN,
+            prefill_slowdown=1e9,  # measured time shall not decide what is drafted
+        ),
         CacheConfig(LAYOUT.num_blocks, LAYOUT.block_size, LAYOUT.codecs),
         StepTime(),
     )

@@ -52,7 +52,7 @@ OPTIONS: dict[str, dict] = {
     "mask-penalties": {"mask": True, "frequency_penalty": 0.5, "logprobs": 1},
 }
 MAX_TOKENS = 16
-ENGINE = EngineOptions(block_size=16, check_drafters=False)
+ENGINE = EngineOptions(prefill_slowdown=1e9, block_size=16, check_drafters=False)
 PROMPTS = [[(7 * i * i + 13 * j + 3 * i) % 290 + 1 for i in range(9 + 5 * j)] for j in range(max(BATCHES) + 1)]
 
 

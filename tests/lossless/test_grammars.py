@@ -61,7 +61,7 @@ Facts = list[tuple[Any, ...]]
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
-    options = EngineOptions(max_num_seqs=8, max_outputs=200)
+    options = EngineOptions(prefill_slowdown=1e9, max_num_seqs=8, max_outputs=200)
     return LLM(str(tiny_model), speculation="off", threads=1, max_model_len=512, options=options)
 
 

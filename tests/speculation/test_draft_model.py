@@ -21,9 +21,9 @@ from tests.text.vocabularies import byte_level
 from tests.tiny import tiny_spec, write_tiny_gguf
 
 BACKENDS = {
-    "cpu": EngineOptions(block_size=16),
-    "portable": EngineOptions(block_size=16, isa="portable"),
-    "reference": EngineOptions(block_size=16, backend="reference"),
+    "cpu": EngineOptions(prefill_slowdown=1e9, block_size=16),
+    "portable": EngineOptions(prefill_slowdown=1e9, block_size=16, isa="portable"),
+    "reference": EngineOptions(prefill_slowdown=1e9, block_size=16, backend="reference"),
 }
 MODELS = {  # a target, and drafts: itself, another one of another shape
     "target": (tiny_spec("llama", tied=False, layers=2), 0),
@@ -255,7 +255,7 @@ def test_no_draft_in_another_kv_format_changes_an_answer(path_of, backend: str, 
 
 def test_a_kv_format_can_be_that_of_the_target(path_of) -> None:
     for codec in ("bf16", "fp32"):
-        options = EngineOptions(block_size=16, kv_format=codec)
+        options = EngineOptions(prefill_slowdown=1e9, block_size=16, kv_format=codec)
         llm = LLM(path_of("target"), speculation=config(path_of("near")), threads=1, options=options)
         assert llm.kv_layout.codecs == (codec, codec)
 

@@ -264,7 +264,7 @@ class TestClamps:
         sequence, drafter = sequence_of(), FakeDrafter(1.0)
         for _ in range(50):
             budget.room(sequence, 1)
-            tree = budget.calibrate(drafter, sequence, drafter.chain(RIGHT, 4))
+            tree = budget.calibrate(drafter, sequence, drafter.chain(RIGHT, Ask(sequence, 4, 4)))
             (tree,) = budget.choose([sequence], [4], [tree], 512)
             outcome = outcome_of(tree)
             facts = reasons.StepFacts(512 + len(tree), 10_000, 0.0, 2.0, 2.0)

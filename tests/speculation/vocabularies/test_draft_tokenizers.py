@@ -16,8 +16,8 @@ from tests.text.vocabularies import byte_level
 from tests.tiny import RandomWeights, tiny_spec, write_tiny_gguf
 
 OPTIONS = {
-    "cpu": EngineOptions(block_size=16),
-    "reference": EngineOptions(block_size=16, backend="reference"),
+    "cpu": EngineOptions(prefill_slowdown=1e9, block_size=16),
+    "reference": EngineOptions(prefill_slowdown=1e9, block_size=16, backend="reference"),
 }
 CONTROL = ["<|endoftext|>", "<|end|>", "Ā", "ā", "Āā"]  # the last three for the one merge that a file must have
 # Printable characters in GPT-2's alphabet ("Ġ" is the space), so that every text is spelled in one way.
