@@ -15,6 +15,7 @@ namespace avx512_vnni_bf16 {
 #include "kernels/elementwise.inl.h"
 
 #include "kernels/attention_chunk.inl.h"
+
 #include "kernels/attention.inl.h"
 
 #include "kernels/linear.inl.h"
