@@ -139,12 +139,13 @@ class Engine:
             sequence.stats.finished_s = time.perf_counter()
 
     def fail_all(self, error: Exception) -> list[Sequence]:
-        """End everybody who runs, after a step that raised; returns them. Who waits goes on waiting."""
-        running = list(self.scheduler.running)
+        """End everybody who runs, after a step that raised; returns them. Who waits goes on waiting, but where nobody
+        runs the first in line ends, so that a step that always raises comes to an end."""
+        ending = list(self.scheduler.running) or self.scheduler.first_in_line()[:1]
         self.stats.failed_steps += 1
         self.stats.last_error = one_line(error)
         self.scheduler.reset()
-        return [self._fail(sequence, error) for sequence in running]
+        return [self._fail(sequence, error) for sequence in ending]
 
     @property
     def verification(self) -> dict[str, str | bool]:

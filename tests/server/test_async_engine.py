@@ -181,6 +181,17 @@ def test_a_step_that_raises_ends_who_runs_and_is_reported(llm, monkeypatch):
     assert "ZeroDivisionError" in health.last_error
 
 
+def test_steps_that_raise_before_anybody_runs_end_those_who_wait(llm, monkeypatch):
+    async def scenario(engine):
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine, "step", lambda: 1 / 0)
+            streams = [await engine.submit(request(llm)) for _ in range(3)]
+            return [(await read(stream))[0][0] for stream in streams]
+
+    for choice in drive(llm, scenario):
+        assert choice.finish_reason is FinishReason.ERROR
+
+
 def test_output_that_cannot_be_read_ends_its_sequence_only(llm, monkeypatch):
     read_really = async_engine.Feed.read
 
