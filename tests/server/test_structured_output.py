@@ -221,7 +221,7 @@ def test_log_probabilities_are_those_of_the_model(drafting: Server) -> None:
         ({"response_format": json_schema(SCHEMA), "extra_body": {"guided_regex": "x"}}, "guided_regex", "pass one"),
         ({"extra_body": {"guided_regex": "(a"}}, "guided_regex", "unclosed group"),
         ({"extra_body": {"guided_grammar": "start: nowhere"}}, "guided_grammar", "unknown name"),
-        ({"extra_body": {"guided_choice": []}}, "guided_choice", "at least 1"),
+        ({"extra_body": {"guided_choice": []}}, "guided_choice", "must not be empty"),
         ({"extra_body": {"guided_json": SCHEMA}}, "guided_json", "not an option"),
     ],
 )
