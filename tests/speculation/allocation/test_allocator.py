@@ -348,3 +348,11 @@ def test_what_a_drafter_has_read_is_known_by_sequence():
     assert request.unread("fake", sequence) == 40
     sequence.tokens += [RIGHT] * 3
     assert request.unread("fake", sequence) == 3
+
+
+def test_what_does_not_pay_is_not_even_predicted_in_every_step(monkeypatch):
+    budget, predicted = allocator(cost_of(flat(8))), []
+    plan = budget._plan
+    monkeypatch.setattr(budget, "_plan", lambda *args: predicted.append(1) or plan(*args))
+    simulate(budget, [FakeDrafter(0.0, is_paid=True, seconds=1e-3)], flat(8), 1, 800)
+    assert 50 < len(predicted) < 200

@@ -22,7 +22,7 @@ from forerun.sequence import Sequence
 from forerun.speculation.allocation.best_nodes import Choice, alive_in_order, best_nodes, no_nodes
 from forerun.speculation.allocation.calibration import HOPEFUL, Calibration, RequestFactor, scores_of_drawn
 from forerun.speculation.allocation.guard import Nap, Probe, SpeedGuard
-from forerun.speculation.allocation.paid import MIN_GAIN, PaidDrafter, PaidPlan, plan_paid
+from forerun.speculation.allocation.paid import MIN_GAIN, PLAN_EVERY, PaidDrafter, PaidPlan, plan_paid
 from forerun.speculation.allocation.step_cost import MAX_ROWS, SHARED_KEY, TRUSTED, StepCost
 from forerun.speculation.budget import StepFacts, longest_draft
 from forerun.speculation.drafter import Ask, Drafter, Worth
@@ -156,10 +156,12 @@ class Allocator:
         self, drafter: Drafter, allowed: Seq[int], sequences: Seq[Sequence], rooms: Seq[int], trees: Seq[DraftTree]
     ) -> dict[int, Ask]:
         paid = self._paid.setdefault(drafter.name, PaidDrafter())
+        if paid.rests():
+            self.decisions[PAID_SKIPPED] += len(allowed)
+            return {}
         limit = min(self._max_depth, max(rooms[i] for i in allowed))
         price = (paid.times.predict(len(allowed), 1) or 0.0) / self.cost.seconds(len(sequences))
-        trial = paid.trial(price)
-        if trial:
+        if trial := paid.trial(price):
             plan, order = PaidPlan(len(allowed), min(trial, limit), 1.0), list(allowed)
             self.decisions[PAID_PROBED] += len(order)
         else:
@@ -171,17 +173,14 @@ class Allocator:
                 self.decisions[PAID_PROBED] += len(order)
             else:
                 self.decisions[PAID_SKIPPED] += len(order)
+                paid.rest = PLAN_EVERY - 1
                 return {}
         for i in allowed:  # a deeper draft than there are slots for: reserve more next time
             request = self._request(sequences[i].id)
             request.reach = max(request.reach, min(MAX_NODES, 2 * plan.depth))
         depth = min(self._max_depth, STRETCH * plan.depth) if plan.least_survival else plan.depth
-        return {
-            i: Ask(
-                sequences[i], min(rooms[i], MAX_NODES), min(depth, rooms[i]), self._worth(drafter, sequences[i], plan)
-            )
-            for i in order[: plan.num_sequences]
-        }
+        chosen = [(i, self._worth(drafter, sequences[i], plan)) for i in order[: plan.num_sequences]]
+        return {i: Ask(sequences[i], min(rooms[i], MAX_NODES), min(depth, rooms[i]), worth) for i, worth in chosen}
 
     def _worth(self, drafter: Drafter, sequence: Sequence, plan: PaidPlan) -> Worth | None:
         """How far a draft goes: the plan's depth is right for drafts as they are on average, this for each of them."""

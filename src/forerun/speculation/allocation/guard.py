@@ -93,6 +93,10 @@ class Probe:
         self._pause = min(LAST_PAUSE, 2 * self._pause)
         return True
 
+    def wait(self) -> None:
+        """A step has passed in which nobody asked whether it is due."""
+        self._left = max(0, self._left - 1)
+
     def paid(self) -> None:
         """It pays: begin anew when it stops to."""
         self._pause, self._left = self._first, self._first - 1

@@ -16,6 +16,7 @@ TIME_RATE = 0.15
 TRIAL_DEPTHS = (1, 2, 4, 4)  # of the first drafts of a drafter, before its gain is predicted
 MOST_TRIALS = 64  # asks for them: while it reads a prompt there is no draft
 DEAR = 4.0  # plain steps for one level of a draft: not tried further
+PLAN_EVERY = 8  # steps, where it does not pay
 SHORT_READ = 32  # tokens that it may have to read first, for the time of a draft to count
 MOST_ASKED = 0.8  # survival that is always enough to go on
 
@@ -57,6 +58,15 @@ class PaidDrafter:
     probe: Probe = field(default_factory=Probe)
     num_trials: int = 0
     num_asked: int = 0
+    rest: int = 0  # steps before its gain is predicted again
+
+    def rests(self) -> bool:
+        """A step in which its gain is not predicted, since it lately was too small: predicting takes part of a step."""
+        if self.rest == 0:
+            return False
+        self.rest -= 1
+        self.probe.wait()
+        return True
 
     def trial(self, price: float) -> int:
         """Depth to try it at, 0 when its gain can be predicted. price  of a level, in plain steps"""
