@@ -1,5 +1,10 @@
 """The walk: which drafted rows are kept, and which tokens come out."""
 
+import itertools
+import math
+from collections import defaultdict
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -62,3 +67,31 @@ def test_what_came_before_a_row_with_nan_stands(drawn, accepted, tokens):
 def test_a_backend_that_did_not_draw_a_walked_row_is_an_error():
     with pytest.raises(ValueError, match="row 1 lies on the walked path"):
         verify_trees([TREE], [11, NOT_DRAWN, -1, -1, -1])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        DraftTree.root_only(0),
+        DraftTree((0, 1, 2), (-1, 0, 1), (1.0,) * 3),
+        DraftTree((0, 1, 2, 0), (-1, 0, 0, 1), (1.0,) * 4),
+        DraftTree((0, 2, 2, 1), (-1, 0, 1, 1), (1.0,) * 4),
+    ],
+)
+def test_every_draw_of_every_row_adds_up_to_the_targets_law(tree):
+    """Exactly, in fractions: whatever was drafted, what is emitted begins as the target alone would begin."""
+
+    def law(path: tuple[int, ...]) -> list[Fraction]:
+        weights = [1 + (3 * sum(path) + 5 * len(path) + 2 * token) % 7 for token in range(3)]
+        return [Fraction(weight, sum(weights)) for weight in weights]
+
+    paths = [tuple(tree.tokens[node] for node in tree.path(row)) for row in range(len(tree))]
+    found: dict[tuple[int, ...], Fraction] = defaultdict(Fraction)
+    for draws in itertools.product(range(3), repeat=len(tree)):
+        chance = math.prod((law(path)[token] for path, token in zip(paths, draws, strict=True)), start=Fraction(1))
+        (outcome,) = verify_trees([tree], draws)
+        found[outcome.tokens] += chance
+    assert sum(found.values()) == 1
+    for tokens, chance in found.items():
+        expected = math.prod((law(tokens[:i])[token] for i, token in enumerate(tokens)), start=Fraction(1))
+        assert chance == expected
