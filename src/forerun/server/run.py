@@ -113,6 +113,7 @@ async def _run(server: Server, config: ServerConfig, prepared: Prepared) -> None
         gc.freeze()  # looking through a vocabulary for garbage would stop every stream for some 100 ms
         log.info("ready", extra=fields(url=f"{prepared.url(config.host)}/v1"))
     await serving
+    gc.unfreeze()  # else what is frozen outlives the interpreter, and the native module complains of leaks
 
 
 def _reload(config: ServerConfig, prepared: Prepared) -> None:
