@@ -1,7 +1,8 @@
 """Random traces of the whole engine: arrivals, aborts, sizes, pools, chunk limits and drafters of any kind.
 
-After every step: blocks are conserved (`engine.check`), the step has computed something, and the oldest running
-sequence took part and keeps its blocks. At the end: everybody finished, with the text of plain decoding.
+After every step: blocks are conserved (`engine.check`), the step has computed something, everybody who runs took part,
+but for prompts now and then, and the oldest running sequence keeps its blocks. At the end: everybody finished, with the
+text of plain decoding.
 """
 
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ class Run:
         self.engine = setup.engine()
         self.sequences = []
         self.leaving = []  # (step, sequence)
+        self.waited = False  # prompts did, in the last step
         select = self.engine.scheduler.select
 
         def watched(room, only=None):
@@ -84,9 +86,14 @@ class Run:
             selection = select(room, only)
             chosen = [share.sequence for share in selection.shares]
             assert len(set(chosen)) == len(chosen), "a sequence has two shares"
+            waiting = set(self.engine.scheduler.running) - set(chosen)
+            if waiting:  # now and then a step of those who decode is measured without the prompts beside them
+                assert any(sequence.num_pending == 1 for sequence in chosen), "a step computes nothing"
+                assert all(sequence.num_pending > 1 for sequence in waiting), "a decoding sequence got no row"
+                assert not self.waited, "prompts were left out of two steps in a row"
+            self.waited = bool(waiting)
             if running:
-                assert running[0] in chosen, "the oldest running sequence was passed over or preempted"
-            assert set(self.engine.scheduler.running) == set(chosen), "a running sequence got no row"
+                assert running[0] in (*chosen, *waiting), "the oldest running sequence was preempted"
             return selection
 
         self.engine.scheduler.select = watched
