@@ -66,6 +66,7 @@ def pair_counts(drafter, num_requests, verification="coupled", max_depth=4, max_
     max_depth, max_num_seqs  what a draft may hold: the fake engine shares 48 draft rows among its sequences
     """
     setup = Setup(
+        prefill_slowdown=1e9,
         drafter=drafter,
         max_depth=max_depth,
         num_blocks=400,

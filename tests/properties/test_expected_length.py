@@ -62,6 +62,7 @@ def lengths(tree, depth, verification, logits, **options):
     setup = Setup(
         drafter=drafter,
         max_depth=depth,
+        prefill_slowdown=1e9,  # how much is drafted does not depend on time
         num_blocks=400,
         max_num_seqs=8,
         max_model_len=TOKENS + 10,

@@ -52,7 +52,7 @@ def run_like_plain(drafter: Drafter, shape: str, batch: int, sampling: str, **se
         request(prompt_of(seed, 6 + seed), f"r{seed}", ignore_eos=True, max_tokens=40, **SAMPLINGS[sampling])
         for seed in range(batch)
     ]
-    engine = Setup(drafter=shaped, backend=FakeBackend(repetitive_logits), **setup).engine()
+    engine = Setup(prefill_slowdown=1e9, drafter=shaped, backend=FakeBackend(repetitive_logits), **setup).engine()
     for wanted, (sequence,) in zip(requests, run(engine, requests), strict=True):
         assert facts(sequence) == plain_decode(wanted, logits=repetitive_logits)
     stats = engine.speculator.stats

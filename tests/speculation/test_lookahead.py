@@ -193,7 +193,7 @@ def test_the_window_alone_finds_what_the_target_will_say():
     """Logits that depend on the last token alone: every n-gram of the window is right for its first token."""
     drafter = LookaheadDrafter(from_text=False)
     backend = FakeBackend(lambda path, vocab: path_logits(path[-1:], vocab))
-    engine = Setup(drafter=drafter, max_depth=12, backend=backend).engine()
+    engine = Setup(prefill_slowdown=1e9, drafter=drafter, max_depth=12, backend=backend).engine()
     run(engine, [request(prompt_of(1, 5), ignore_eos=True, max_tokens=60)])
     assert engine.speculator.stats.accepted > 20
 

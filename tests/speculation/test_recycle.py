@@ -354,7 +354,7 @@ def test_lossless_with_a_table_of_nonsense(tmp_path):
 def test_it_drafts_where_nothing_repeats():
     """The table knows the target, not the text: with logits that depend on the last token alone it is right at once."""
     drafter = RecycleDrafter()
-    setup = Setup(drafter=drafter, max_depth=6)
+    setup = Setup(prefill_slowdown=1e9, drafter=drafter, max_depth=6)
     setup.backend._logits = lambda path, vocab: path_logits(path[-1:], vocab)
     engine = setup.engine()
     run(engine, [request(prompt_of(1, 5), ignore_eos=True, max_tokens=60)])

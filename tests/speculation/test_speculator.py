@@ -72,7 +72,10 @@ class TestBudget:
             asked.append((ask.sequence.num_output, ask.max_depth))
             return
 
-        run(Setup(drafter=ScriptedDrafter(script)).engine(), [request(prompt_of(1, 5), max_tokens=9, ignore_eos=True)])
+        run(
+            Setup(prefill_slowdown=1e9, drafter=ScriptedDrafter(script)).engine(),
+            [request(prompt_of(1, 5), max_tokens=9, ignore_eos=True)],
+        )
         assert asked
         assert all(done + depth + 1 <= 9 for done, depth in asked)
 
@@ -193,7 +196,7 @@ class NoTrees(RandomDrafter):
 def test_a_failing_drafter_costs_speed_only(drafter, caplog):
     caplog.set_level(logging.CRITICAL)
     requests = [request(prompt_of(seed, 20)) for seed in range(3)]
-    engine = Setup(drafter=drafter).engine()
+    engine = Setup(prefill_slowdown=1e9, drafter=drafter).engine()
     sequences = [choices[0] for choices in run(engine, requests)]
     assert [facts(s) for s in sequences] == [plain_decode(r) for r in requests]
     assert engine.speculator.stats.drafter_errors > 0
@@ -218,7 +221,7 @@ class TestRequests:
     def run(self, **speculation):
         drafters = [RandomDrafter(seed) for seed in range(2)]
         drafters[1].name = "second"
-        setup = Setup(drafter=drafters[0])
+        setup = Setup(prefill_slowdown=1e9, drafter=drafters[0])
         engine = setup.engine()
         engine.speculator.drafters = tuple(drafters)
         wanted = request(prompt_of(1, 5), speculation=SpeculationParams(**speculation))

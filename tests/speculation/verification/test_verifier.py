@@ -73,7 +73,7 @@ class TestWhatStays:
             request(prompt_of(2, 30), repetition_penalty=1.3, presence_penalty=0.5),
             request(prompt_of(3, 4), logit_bias={3: 2.0}, min_tokens=8, stop_token_ids=(4, 5)),
         ]
-        engine = Setup(drafter=drafters()[name], verification=verification, max_chunk=9).engine()
+        engine = Setup(prefill_slowdown=1e9, drafter=drafters()[name], verification=verification, max_chunk=9).engine()
         for one, choices in zip(requests, run(engine, requests), strict=True):
             assert facts(choices[0]) == plain_decode(one)
         assert engine.speculator.stats.drafted > 0
@@ -83,7 +83,9 @@ class TestWhatStays:
         """For chosen nodes rejection is looking up a draw, so it is the same draw."""
         monkeypatch.setattr(engine_module, "random_seed", lambda: 9)
         one = sampled(logprobs=1, n=2)
-        sequences = run(Setup(drafter=RandomDrafter(5), verification=verification).engine(), [one])[0]
+        sequences = run(
+            Setup(prefill_slowdown=1e9, drafter=RandomDrafter(5), verification=verification).engine(), [one]
+        )[0]
         for sequence in sequences:
             assert facts(sequence) == plain_decode(
                 request(one.prompt, temperature=0.9, seed=9, logprobs=1), sequence.choice
@@ -94,7 +96,7 @@ class TestWhatStays:
         drawing = SamplingDrafter(near_target, FORKED)
         drafter = ScriptedDrafter(lambda ask: drawing.tree(ask) if ask.sequence.num_prompt < 10 else None)
         requests = [sampled(5), request(prompt_of(2, 6)), sampled(12), sampled(7)]
-        engine = Setup(drafter=drafter, verification="rejection").engine()
+        engine = Setup(prefill_slowdown=1e9, drafter=drafter, verification="rejection").engine()
         found = run(engine, requests)
         assert facts(found[1][0]) == plain_decode(requests[1])
         assert facts(found[2][0]) == plain_decode(request(requests[2].prompt, temperature=0.9, seed=9))
@@ -105,7 +107,9 @@ class TestWhatIsReported:
     @pytest.mark.parametrize("shape", [chain_shape(4), FORKED], ids=str)
     @pytest.mark.parametrize("verification", RULED)
     def test_every_token_with_its_logprob_and_its_hash(self, verification, shape):
-        engine = Setup(drafter=SamplingDrafter(near_target, shape), verification=verification).engine()
+        engine = Setup(
+            prefill_slowdown=1e9, drafter=SamplingDrafter(near_target, shape), verification=verification
+        ).engine()
         sequences = [choices[0] for choices in run(engine, [sampled(n, logprobs=3, ignore_eos=True) for n in (4, 9)])]
         assert engine.speculator.stats.accepted > 5
         for sequence in sequences:
@@ -126,9 +130,12 @@ class TestWhatIsReported:
     @pytest.mark.parametrize("verification", RULED)
     def test_bans_and_limits_hold(self, verification):
         one = sampled(4, min_tokens=20, max_tokens=22, logit_bias={3: -100.0}, top_k=12)
-        sequence = run(Setup(drafter=SamplingDrafter(near_target, FORKED), verification=verification).engine(), [one])[
-            0
-        ][0]
+        sequence = run(
+            Setup(
+                prefill_slowdown=1e9, drafter=SamplingDrafter(near_target, FORKED), verification=verification
+            ).engine(),
+            [one],
+        )[0][0]
         assert 20 <= sequence.num_output <= 22
         assert not {0, 3} & set(sequence.output[:19])
 
@@ -160,7 +167,7 @@ class TestFailures:
                 raise RuntimeError("scripted")
 
         drafter, backend = SamplingDrafter(near_target, FORKED), FakeBackend(corrupt=corrupt)
-        engine = Setup(drafter=drafter, verification="rejection", backend=backend).engine()
+        engine = Setup(prefill_slowdown=1e9, drafter=drafter, verification="rejection", backend=backend).engine()
         sequence = run(engine, [sampled(6, seed=None)])[0][0]
         return facts(sequence), engine.stats.failed_steps
 
@@ -181,7 +188,7 @@ class TestFailures:
 
         backend = FakeBackend(corrupt=corrupt)
         drafter = SamplingDrafter(near_target, FORKED)
-        engine = Setup(drafter=drafter, verification=verification, backend=backend).engine()
+        engine = Setup(prefill_slowdown=1e9, drafter=drafter, verification=verification, backend=backend).engine()
         requests = [sampled(5, ignore_eos=True), sampled(6, ignore_eos=True)]
         bad, good = (engine.add(one)[0] for one in requests)
         while engine.has_work:
@@ -210,7 +217,9 @@ class TestFailures:
         one = sampled(5, top_k=1, ignore_eos=True)
         for verification in ("rejection", "block"):
             backend = FakeBackend(corrupt=corrupt)
-            setup = Setup(drafter=ScriptedDrafter(wrong_nodes), verification=verification, backend=backend)
+            setup = Setup(
+                prefill_slowdown=1e9, drafter=ScriptedDrafter(wrong_nodes), verification=verification, backend=backend
+            )
             sequence = run(setup.engine(), [one])[0][0]
             greedy = plain_decode(request(one.prompt, ignore_eos=True))
             assert facts(sequence) == greedy
@@ -246,7 +255,7 @@ class TestSoundProbs:
 
     def test_a_drafter_that_lies_costs_speed_only(self):
         lying = SamplingDrafter(near_target, FORKED, report=lambda q: np.full(VOCAB, np.nan))
-        engine = Setup(drafter=lying, verification="rejection").engine()
+        engine = Setup(prefill_slowdown=1e9, drafter=lying, verification="rejection").engine()
         assert run(engine, [sampled(5)])[0][0].finish is not None
         assert engine.speculator.stats.drafted == 0
         assert engine.speculator.stats.dropped_nodes > 0
