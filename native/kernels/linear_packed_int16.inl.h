@@ -93,8 +93,9 @@ struct MultiplySums {
 
     template <TileFormat F, int TILE>
     FORERUN_MEMBER void begin(int row, const InputSums& sums) {
-        const Words first =
-            same_words(first_sum<F, TILE>(sums) + of_tile<F, TILE>(sums.minus_products, sums.minus_first_products));
+        const uint32_t minus_products = of_tile<F, TILE>(sums.minus_products, sums.minus_first_products);
+        const uint32_t whole = first_sum<F, TILE>(sums) + minus_products;  // unsigned: it may wrap around
+        const Words first = same_words(static_cast<int32_t>(whole));
         FORERUN_UNROLL
         for (int p = 0; p < PANELS; ++p) {
             sum[p][row] = first;
