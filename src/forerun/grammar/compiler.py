@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import llguidance
 
-from forerun.grammar.library import new_matcher
 from forerun.grammar.mask import GrammarMask
+from forerun.grammar.matchers import new_matcher
 from forerun.grammar.source import Grammar
 from forerun.grammar.tokens import make_tokens
 from forerun.sequence import TokenMask

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.grammar.library import WHITESPACE
+from forerun.grammar.matchers import WHITESPACE
 from forerun.grammar.source import Grammar
 
 

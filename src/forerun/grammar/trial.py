@@ -11,7 +11,7 @@ import sys
 
 import llguidance
 
-from forerun.grammar.library import new_matcher
+from forerun.grammar.matchers import new_matcher
 
 
 class _Bytes:

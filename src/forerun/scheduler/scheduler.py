@@ -156,7 +156,7 @@ class Scheduler:
         self.pool.reset()
 
     def first_in_line(self) -> list[Sequence]:
-        """After `reset`: those who could run together, in order."""
+        """Those who wait and could run together, in order; after `reset` that is everybody."""
         return list(itertools.islice(self.waiting, self.config.max_num_seqs))
 
     def _keep_decoding(self, selection: Selection, only: Sequence | None) -> None:

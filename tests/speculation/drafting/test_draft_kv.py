@@ -7,8 +7,8 @@ from forerun.cache.layout import KvStack
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.drafting.draft_kv import StackKv
 from forerun.speculation.drafting.private_kv import PrivateKv, private_layout
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 from forerun.speculation.vocabularies.draft_vocabulary import SameVocabulary
 
 SIZE = 4

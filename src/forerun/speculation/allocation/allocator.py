@@ -30,7 +30,7 @@ from forerun.speculation.tree import MAX_NODES, DraftTree
 
 MAX_DEPTH = 31  # where the user sets no maximum
 FIRST_REACH, LEAST_REACH = 4, 2  # nodes that slots are reserved for
-GROW_AT = 0.4  # survival of the last node that there was room for, at which more room is worth having
+GROW_AT = 0.4  # more room is worth having where as many nodes as there is room for survive with this
 PATIENCE = 6  # fruitless steps after which free drafters are asked less often
 LONGEST_NAP = 16  # steps from one ask to the next then, a power of two
 LEARN_EVERY = 8  # steps whose times are learned from together

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from forerun.batch import Outcome
 from forerun.sequence import Sequence
-from forerun.speculation.drafting.tree_search import TreeSearch
+from forerun.speculation.tree_search import TreeSearch
 from forerun.speculation.vocabularies.draft_vocabulary import DraftVocabulary
 
 

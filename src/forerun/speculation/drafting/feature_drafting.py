@@ -35,9 +35,9 @@ from forerun.speculation.drafting.chooser import Chooser
 from forerun.speculation.drafting.draft_rows import SequenceRows, make_rows, split_rows
 from forerun.speculation.drafting.head_drafting import PASS_ROWS, head_limits
 from forerun.speculation.drafting.head_kv import HeadKv
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 
 FLUSH_ROWS = 32  # rows of a sequence that may wait for the next draft
 

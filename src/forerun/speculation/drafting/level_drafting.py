@@ -30,9 +30,9 @@ from forerun.speculation.drafting.catch_up_pace import FEWEST_ROWS, CatchUpPace
 from forerun.speculation.drafting.chooser import Chooser, LikeliestText
 from forerun.speculation.drafting.draft_kv import DraftKv, StackKv
 from forerun.speculation.drafting.draft_rows import SequenceRows, make_rows, split_rows
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.host import DraftHost
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 from forerun.speculation.vocabularies.draft_vocabulary import DraftVocabulary, SameVocabulary
 
 CATCH_UP_ROWS = 128  # rows of known tokens that one step computes for all sequences, fewer where others decode

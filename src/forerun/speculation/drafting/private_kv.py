@@ -13,8 +13,8 @@ from collections.abc import Sequence as Seq
 from forerun.batch import Outcome
 from forerun.cache.layout import KvLayout, KvStack
 from forerun.sequence import Sequence
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.host import Vocabulary
+from forerun.speculation.tree_search import TreeSearch
 from forerun.speculation.vocabularies.draft_vocabulary import DraftVocabulary
 from forerun.speculation.vocabularies.foreign_text import ForeignText
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forerun.sequence import Sequence
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 
 
 class DraftVocabulary(Protocol):

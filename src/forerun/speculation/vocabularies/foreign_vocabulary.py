@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from forerun.errors import UsageError
 from forerun.sequence import Sequence
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.host import OpenedModel, Vocabulary
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 from forerun.speculation.vocabularies.foreign_text import adds_space
 
 MIN_SHARED = 64  # tokens below which an intersection is no vocabulary to speak of

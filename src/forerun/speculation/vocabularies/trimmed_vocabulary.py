@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from forerun.backends.base import LoadedModel, Weights
 from forerun.sequence import Sequence
-from forerun.speculation.drafting.tree_search import TreeSearch
 from forerun.speculation.tree import DraftTree
+from forerun.speculation.tree_search import TreeSearch
 
 EXTRA = 512  # rows for tokens of the running contexts
 PANEL = 16  # rows that backends pack together

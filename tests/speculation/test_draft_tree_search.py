@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forerun.speculation.drafter import Worth
-from forerun.speculation.drafting.tree_search import TreeSearch
+from forerun.speculation.tree_search import TreeSearch
 
 
 def scores_of(path: list[int], width: int) -> list[tuple[int, float]]:
