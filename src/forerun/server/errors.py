@@ -10,8 +10,15 @@ from forerun.grammar.mask import CANNOT_GO_ON
 from forerun.results import Choice
 from forerun.sequence import FinishReason
 
+MAX_SPELLED = 200  # characters of a name that a client made up, where an answer repeats it
+
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _TYPES |= {405: "invalid_request_error", 413: "invalid_request_error"}
+
+
+def spelled(name: str) -> str:
+    """A name that a client made up, as far as an answer repeats it."""
+    return name if len(name) <= MAX_SPELLED else f"{name[:MAX_SPELLED]}..."
 
 
 class ApiError(HTTPException):

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from forerun.server.errors import ApiError
+from forerun.server.errors import ApiError, spelled
 from forerun.server.schema.refused import REFUSED_AT, REFUSED_OPTIONS
-
-MAX_SPELLED = 200  # characters of a place: clients choose the names of options
 
 _CODES = {
     "missing": "missing_required_parameter",
@@ -58,8 +56,7 @@ def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
 
 def _spell(place: Seq[str | int]) -> str:
     names = (f"[{part}]" if isinstance(part, int) else f".{part or repr(part)}" for part in place)
-    spelled = "".join(names).removeprefix(".")
-    return spelled if len(spelled) <= MAX_SPELLED else f"{spelled[:MAX_SPELLED]}..."
+    return spelled("".join(names).removeprefix("."))
 
 
 def _is_refused(problem: Mapping[str, Any], place: Seq[str | int], refused: Mapping[str, str]) -> bool:
