@@ -4,6 +4,7 @@
     ├── UsageError               the caller asked for something impossible exit code 2
     │   ├── RequestError         one request's options (carries `param`)
     │   └── ModelNotFound        no such path, alias or hub id
+    ├── GrammarError             a grammar takes more on its way than it may
     ├── ModelFileError           a file is truncated, corrupt or inconsistent
     ├── UnsupportedModel         a sound file of a kind that forerun does not run
     ├── DownloadError            a model could not be fetched
@@ -16,6 +17,11 @@ A message is one line: the fact, then the remedy. The command line prints it aft
 def one_line(error: BaseException) -> str:
     """Any exception as one line of text, with its type."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def is_line_of(line: str, kind: type[BaseException]) -> bool:
+    """Was this line made, by one_line, of an error of exactly this type? A choice keeps no more of its error."""
+    return line.startswith(f"{kind.__name__}: ")
 
 
 class ForerunError(Exception):

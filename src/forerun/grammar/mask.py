@@ -6,8 +6,6 @@ import numpy.typing as npt
 
 from forerun.errors import GrammarError
 
-CANNOT_GO_ON = "the grammar cannot go on here"
-
 
 class GrammarMask:
     """A sequence.TokenMask, and one that knows what must come next.
@@ -53,6 +51,11 @@ class GrammarMask:
         return self._matcher.is_accepting()
 
     def _check(self) -> None:
+        """Raise GrammarError when the matcher has given up.
+
+        Of its causes the library tells no more than a sentence: stop_reason is "InternalError" for every one. No code
+        reads the sentence, as only allowed tokens are taken, and of what is allowed only a limit stops the matcher.
+        """
         if self._matcher.is_error():
             lines = self._matcher.get_error().splitlines() or ["unknown"]
-            raise GrammarError(f"{CANNOT_GO_ON}: {lines[0]}")
+            raise GrammarError(f"the grammar cannot go on here: {lines[0]}")

@@ -60,4 +60,5 @@ def _first_line(message: str) -> str:
     line = lines[0] if lines else "the library gives no reason"
     details = [other for other in lines[1:] if other.startswith("error:")]
     line = f"{line[:200]}: {details[0].removeprefix('error:').strip()}" if details else line[:300]
+    # An empty language is told by this word in the text alone: stop_reason is "InternalError" then, as for any error.
     return "no text can match it" if line.startswith("NoExtension") else line

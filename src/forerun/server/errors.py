@@ -5,8 +5,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from forerun.errors import CapacityError, ForerunError, RequestError, UsageError
-from forerun.grammar.mask import CANNOT_GO_ON
+from forerun.errors import CapacityError, ForerunError, GrammarError, RequestError, UsageError, is_line_of
 from forerun.results import Choice
 from forerun.sequence import FinishReason
 
@@ -65,7 +64,7 @@ def failure_of(choice: Choice) -> ApiError | None:
     """The error of a choice that did not end well, None for one that did."""
     if choice.finish_reason is FinishReason.NUMERICAL_ERROR:
         return ApiError(500, choice.error, code="numerical_error")
-    if choice.finish_reason is FinishReason.ERROR and CANNOT_GO_ON in choice.error:
+    if choice.finish_reason is FinishReason.ERROR and is_line_of(choice.error, GrammarError):
         return ApiError(400, choice.error.partition(": ")[2], code="grammar_too_complex")  # again would end no better
     if choice.finish_reason is FinishReason.ERROR:
         return ApiError(500, choice.error, code="generation_failed")
