@@ -92,15 +92,16 @@ def test_a_model_that_is_not_there(cli: Cli) -> None:
 
 
 def test_names_for_clients(tmp_path: Path) -> None:
-    """A model named by its path goes by its file's name; names that are given stand alone, the first one first."""
+    """A model named by its path goes by its file's name; names that are given stand alone, the first one first. A path
+    may be used and is not told."""
     file = tmp_path / "small.gguf"
     file.touch()
 
-    def names(model: str, given: list[str] | None = None) -> tuple[str, ...]:
+    def names(model: str, given: list[str] | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         config = server_config(Reach(served_model_name=given), Keys(), Load(), Running(), model)
-        return (config.served_model, *config.model_aliases)
+        return (config.served_model, *config.model_aliases), config.untold_names
 
-    assert names(str(file)) == ("small", str(file))
-    assert names(str(tmp_path)) == (tmp_path.name, str(tmp_path))
-    assert names("smollm2-135m") == ("smollm2-135m",)
-    assert names(str(file), ["first", "second"]) == ("first", "second")
+    assert names(str(file)) == (("small",), (str(file),))
+    assert names(str(tmp_path)) == ((tmp_path.name,), (str(tmp_path),))
+    assert names("smollm2-135m") == (("smollm2-135m",), ())
+    assert names(str(file), ["first", "second"]) == (("first", "second"), ())

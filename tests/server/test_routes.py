@@ -14,12 +14,16 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 class TestModels:
     def test_the_served_model_goes_by_its_names_only(self, server: Server):
-        config = ServerConfig(served_model=MODEL, model_aliases=("default", "org/tiny"))
+        path = "/models/tiny.gguf"
+        config = ServerConfig(served_model=MODEL, model_aliases=("default", "org/tiny"), untold_names=(path,))
         with serving(server.llm, config) as named:
             (model,) = named.openai.models.list()
             assert model.id == MODEL
             assert named.openai.models.retrieve("org/tiny").id == MODEL
-            for name in (MODEL, "default", "org/tiny"):
+            assert model.aliases == ["default", "org/tiny"]
+            for told in ("/v1/models", "/v1/capabilities", "/health"):
+                assert path not in named.http.get(told).text
+            for name in (MODEL, "default", "org/tiny", path):
                 answer = named.openai.completions.create(model=name, prompt="x", max_tokens=1)
                 assert answer.model == name
             for ask in (

@@ -208,13 +208,14 @@ def server_config(reach: Reach, keys: Keys, load: Load, running: Running, model_
     """The server's settings. Raises UsageError for a combination that cannot be."""
     if (reach.tls_cert is None) != (reach.tls_key is None):
         raise UsageError("TLS needs a certificate and its key: give both --tls-cert and --tls-key")
-    names = reach.served_model_name or _names_of(model_name)
+    names, untold = (reach.served_model_name, []) if reach.served_model_name else _names_of(model_name)
     return ServerConfig(
         host=reach.host,
         port=reach.port,
         allowed_hosts=tuple(reach.allowed_host or ()),
         served_model=names[0],
         model_aliases=tuple(names[1:]),
+        untold_names=tuple(untold),
         max_body_bytes=load.max_body,
         max_waiting=load.max_waiting,
         shutdown_grace_s=running.grace,
@@ -228,9 +229,12 @@ def server_config(reach: Reach, keys: Keys, load: Load, running: Running, model_
     )
 
 
-def _names_of(model: str) -> list[str]:
-    """What clients may call a model. One that was named by its path goes by its file's name and by the path."""
+def _names_of(model: str) -> tuple[list[str], list[str]]:
+    """What clients may call a model, and what they also may but are not told.
+
+    One that was named by its path goes by its file's name. Who knows the path may use it; nobody learns of it here.
+    """
     path = Path(model)
     if not path.exists():
-        return [model]
-    return [path.resolve().name.removesuffix(".gguf"), model]
+        return [model], []
+    return [path.resolve().name.removesuffix(".gguf")], [model]

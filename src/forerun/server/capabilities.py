@@ -66,7 +66,7 @@ async def capabilities(service: Service) -> Capabilities:
     return Capabilities(
         model={
             "id": service.model_name,
-            "aliases": list(service.model_names[1:]),
+            "aliases": list(service.aliases),
             "family": llm.model.spec.family,
             "vocab_size": llm.tokenizer.vocab_size,
             "numerics_id": llm.numerics_id,

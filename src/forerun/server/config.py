@@ -13,6 +13,7 @@ class ServerConfig:
     allowed_hosts   names beside the address that clients may call the server by; "*" is any, see hosts
     served_model    the name that clients use for the model
     model_aliases   further names for it
+    untold_names    further ones that no answer lists, such as its path on this machine
     max_body_bytes  longest request body
     max_waiting     generations that may wait beyond those that run
     default_max_tokens  longest answer when a request to /v1/completions does not say
@@ -30,6 +31,7 @@ class ServerConfig:
     allowed_hosts: tuple[str, ...] = ()
     served_model: str = ""
     model_aliases: tuple[str, ...] = ()
+    untold_names: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
     max_waiting: int = 1024
     default_max_tokens: int = 16

@@ -40,7 +40,12 @@ class Service:
     @property
     def model_names(self) -> tuple[str, ...]:
         """All names that clients may use for it, the first one first."""
-        return tuple(dict.fromkeys((self.config.served_model, *self.config.model_aliases)))
+        return (self.model_name, *self.aliases, *self.config.untold_names)
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Those beside the first that clients are told."""
+        return tuple(dict.fromkeys(name for name in self.config.model_aliases if name != self.model_name))
 
 
 @dataclass(frozen=True)

@@ -30,5 +30,5 @@ def _document(service: Service) -> Model:
         created=service.created,
         owned_by="forerun",
         max_model_len=service.llm.max_model_len,
-        aliases=list(service.model_names[1:]),
+        aliases=list(service.aliases),
     )
