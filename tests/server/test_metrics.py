@@ -181,3 +181,5 @@ def test_every_metric_is_described(fresh):
     described = {name.removesuffix("_total") for name in re.findall(r"\bforerun_\w+", page)}
     missing = {name for name in families if name.startswith("forerun_") and not name.endswith("_created")} - described
     assert missing == set()
+    of_the_allocator = {"forerun_guard_trips", "forerun_guard_off"}  # `fresh` has a fixed budget
+    assert described - {family.removesuffix("_total") for family in families} == of_the_allocator
