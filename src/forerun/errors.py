@@ -39,12 +39,12 @@ class UsageError(ForerunError):
 class RequestError(UsageError):
     """One request has an option that cannot be honoured.
 
-    `param` is the option's public name, so that a server can answer 400 naming it.
+    `param` is the option's public name, so that a server can answer 400 naming it; `code` is a word for programs.
     """
 
-    def __init__(self, message: str, *, param: str) -> None:
+    def __init__(self, message: str, *, param: str, code: str = "invalid_value") -> None:
         super().__init__(message)
-        self.param = param
+        self.param, self.code = param, code
 
 
 class GrammarError(ForerunError):

@@ -9,7 +9,7 @@ MESSAGES = [{"role": "user", "content": "hello there"}]
 
 
 def chat(server: Server, **options):
-    return server.openai.chat.completions.create(model=MODEL, messages=MESSAGES, **options)
+    return server.openai.chat.completions.create(model=MODEL, **{"messages": MESSAGES, **options})
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,13 @@ def test_an_option_that_cannot_be_honoured_is_named(server: Server, options, par
     assert caught.value.param == param
     assert caught.value.code
     assert chat(server, max_tokens=2).choices
+
+
+def test_a_conversation_that_is_too_long_is_named_as_clients_expect(server: Server):
+    with pytest.raises(openai.BadRequestError, match="the prompt has") as caught:
+        chat(server, messages=[{"role": "user", "content": "word " * 3000}])
+    assert caught.value.param == "messages"
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Server, wait_until):

@@ -100,8 +100,15 @@ def test_a_conversation_is_that_of_chat(server: Server):
         ({"reasoning": {"effort": "low"}}, "reasoning", "setting"),
         ({"truncation": "auto"}, "truncation", "disabled"),
         ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input", "no images"),
         ({"input": []}, "input", "input"),
+        ({"input": "word " * 3000}, "input", "the prompt has"),
+        ({"max_output_tokens": 2, "extra_body": {"min_tokens": 3}}, "min_tokens", "at most max_output_tokens"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "odd"}}}},
+            "text",
+            "text.format: ",
+        ),
         ({"extra_body": {"n": 2}}, "n", "not an option"),
     ],
 )

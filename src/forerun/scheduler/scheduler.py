@@ -94,6 +94,7 @@ class Scheduler:
                 f"the prompt has {num_prompt} tokens but the context holds {limit}, one of them for the answer: "
                 "shorten the prompt or raise max_model_len",
                 param="prompt",
+                code="context_length_exceeded",
             )
         longest = limit if max_tokens is None else min(limit, num_prompt + max_tokens)
         capacity = self.pool.num_blocks * self._cache.block_size

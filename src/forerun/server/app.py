@@ -20,6 +20,7 @@ from forerun.server.dashboard_snapshot import Snapshots
 from forerun.server.documented import describe
 from forerun.server.errors import ApiError, api_error
 from forerun.server.operations import Operations
+from forerun.server.param_names import named_as_asked
 from forerun.server.problems import refusal
 from forerun.server.routes import (
     capabilities,
@@ -69,12 +70,12 @@ def build_app(llm: LLM, config: ServerConfig, operations: Operations | None = No
 
 def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(_request: Request, error: ApiError) -> JSONResponse:
-        return error_response(error)
+    async def refused(request: Request, error: ApiError) -> JSONResponse:
+        return error_response(named_as_asked(error, request.url.path))
 
     @app.exception_handler(ForerunError)
-    async def expected(_request: Request, error: ForerunError) -> JSONResponse:
-        return error_response(api_error(error))
+    async def expected(request: Request, error: ForerunError) -> JSONResponse:
+        return error_response(named_as_asked(api_error(error), request.url.path))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -52,7 +52,7 @@ class ApiError(HTTPException):
 def api_error(error: ForerunError) -> ApiError:
     """What a client is told about an expected failure."""
     if isinstance(error, RequestError):
-        return ApiError(400, str(error), param=error.param, code="invalid_value")
+        return ApiError(400, str(error), param=error.param, code=error.code)
     if isinstance(error, UsageError):
         return ApiError(400, str(error), code="invalid_request")
     if isinstance(error, CapacityError):

@@ -19,7 +19,8 @@ def refusal(problems: Seq[Mapping[str, Any]], body: Any, path: str = "") -> ApiE
     """The answer to a body that does not fit its schema.
 
     The first option at fault is named. An option that may have several forms is at fault once for each of them; of
-    these the complaint that came furthest into the body tells most, and of those that it is empty.
+    these that the model cannot read it tells most, then the one that came furthest into the body, and of those that it
+    is empty.
 
     path  of the endpoint, for what is right elsewhere
     """
@@ -27,9 +28,14 @@ def refusal(problems: Seq[Mapping[str, Any]], body: Any, path: str = "") -> ApiE
     placed = [(_place(problem, body), problem) for problem in problems]
     options = [place[:1] for place, _ in placed]
     of_first = [pair for pair, option in zip(placed, options, strict=True) if option == options[0]]
-    place, problem = max(of_first, key=lambda pair: (pair[1]["type"] in _CODES, len(pair[0]), _is_empty(pair[1])))
+    place, problem = max(of_first, key=lambda pair: (*_rank(pair[1]["type"]), len(pair[0]), _is_empty(pair[1])))
     param = _spell(place) or None
     return ApiError(400, _sentence(problem, place, param, refused), param=param, code=_code(problem, place, refused))
+
+
+def _rank(kind: str) -> tuple[bool, bool]:
+    """How much a complaint tells by its kind: more than others those that were made for what this server lacks."""
+    return kind.startswith("unsupported_"), kind in _CODES
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
