@@ -11,6 +11,7 @@ One thread at a time may use an LLM.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Any
 
 from forerun.backends.base import Backend, Limits, LoadedModel, Progress
@@ -29,9 +30,9 @@ from forerun.models.hub import resolve
 from forerun.models.kv import kv_stack
 from forerun.models.registry import ModelFiles, open_model
 from forerun.models.weights import trim_vocabulary
-from forerun.opening import load_tokenizer, open_for_drafting
+from forerun.opening import load_tokenizer, open_backend, open_for_drafting
 from forerun.options import EngineOptions
-from forerun.profile import Profile, process_profile
+from forerun.profile import process_profile
 from forerun.results import Generation, StreamChunk
 from forerun.scheduler.scheduler import Scheduler
 from forerun.sequence import Request, SamplingParams, Sequence
@@ -87,7 +88,7 @@ class LLM:
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
         self._profile = options.profile or process_profile()
-        self._backend = _make_backend(options, threads, self._profile)
+        self._backend = open_backend(options, threads, self._profile)
         self._threads, self._kv_format = threads, options.kv_format
         self._cost: KnownCost | None = None
         report = progress or (lambda _title: _no_progress)
@@ -228,15 +229,21 @@ class LLM:
         plan_kv(self._wish, stacks, spec.max_context, None)  # impossible wishes are refused before weights are loaded
         longest = self._wish.max_model_len or min(spec.max_context, DEFAULT_MODEL_LEN)
         self._limits = Limits(options.max_rows, options.max_outputs, longest)
-        self._captures = plan_captures(drafters, self._host(config, options, None))
+        host = self._host(config, options, None)
+        self._captures = plan_captures(drafters, host)
         self._backend.load(self.model, self._limits, report("Loading"), self._captures)
-        smallest = KvLayout(1, self._wish.block_size, stacks)  # the KV cache is cut from the memory that drafters leave
-        self._backend.allocate_kv(smallest)
-        load_drafters(drafters, self._host(config, options, smallest))
-        self._allocate(stacks)
+        self._allocate(stacks, drafters, host)
 
-    def _allocate(self, stacks: tuple[KvStack, ...]) -> None:
-        """Plan and allocate the KV memory, in place of what there was."""
+    def _allocate(self, stacks: tuple[KvStack, ...], drafters: Seq[Drafter], host: DraftHost) -> None:
+        """Load drafters, and cut the KV memory from what they leave, in place of what there was."""
+        smallest = KvLayout(1, self._wish.block_size, stacks)
+        self._backend.allocate_kv(smallest)
+        try:
+            load_drafters(drafters, replace(host, layout=smallest))
+        finally:  # where one fails, the engine goes on without it
+            self._allocate_planned(stacks)
+
+    def _allocate_planned(self, stacks: tuple[KvStack, ...]) -> None:
         layout, length = plan_kv(self._wish, stacks, self.model.spec.max_context, available_memory())
         try:
             self._backend.allocate_kv(layout)
@@ -328,17 +335,21 @@ class LLM:
         options = options or EngineOptions()
         config, drafters = _drafting(speculation)
         stacks = (kv_stack("target", self.model.spec, self._kv_format), *self._draft_stacks(config, drafters, options))
-        captures = plan_captures(drafters, self._host(config, options, None))
+        host = self._host(config, options, None)
+        captures = plan_captures(drafters, host)
         if captures != self._captures:
             self._backend.load(self.model, self._limits, captures=captures)
             self._captures = captures
         if stacks != self.kv_layout.stacks:
-            self._allocate(stacks)
-            # Should a drafter fail to load, no engine may remember prefixes that were in the old memory.
-            self._configure(SpeculationConfig("off"), [], options)
+            self._configure(SpeculationConfig("off"), [], options)  # the drafters that were leave their memory
+            try:
+                self._allocate(stacks, drafters, host)
+            finally:  # no engine may remember prefixes that were in the old memory
+                self._configure(SpeculationConfig("off"), [], options)
+        else:
+            load_drafters(drafters, replace(host, layout=self.kv_layout))
         if kv_blocks is not None and not 1 <= kv_blocks <= self.kv_layout.num_blocks:
             raise UsageError(f"kv_blocks must be between 1 and {self.kv_layout.num_blocks}, got {kv_blocks}")
-        load_drafters(drafters, self._host(config, options, self.kv_layout))
         self._configure(config, drafters, options, kv_blocks)
 
     # ---- requests ----
@@ -376,21 +387,3 @@ def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[Speculati
         # An object is passed to try it out: all that it proposes is verified.
         return SpeculationConfig(speculation.name, OBJECT_DEPTH, 3 * OBJECT_DEPTH, budget="fixed"), [speculation]
     return speculation, make_drafters(speculation)
-
-
-def _make_backend(options: EngineOptions, threads: int | None, profile: Profile | None) -> Backend:
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be at least 1, got {threads}")
-    if options.backend == "reference":
-        from forerun.backends.reference import ReferenceBackend
-
-        return ReferenceBackend()
-    if options.backend == "cpu":
-        if profile is not None:
-            from forerun.backends.profiled import ProfiledCpuBackend
-
-            return ProfiledCpuBackend(profile, threads, options.isa, options.fault, options.weights)
-        from forerun.backends.cpu import CpuBackend
-
-        return CpuBackend(threads=threads, isa=options.isa, fault=options.fault, weights=options.weights)
-    raise UsageError(f"unknown backend {options.backend!r}: choose cpu or reference")

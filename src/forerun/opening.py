@@ -1,10 +1,12 @@
-"""Opening models that belong together with their tokenizers."""
+"""Opening what an LLM consists of: models that belong together with their tokenizers, and what computes them."""
 
-from forerun.backends.base import LoadedModel
-from forerun.errors import UnsupportedModel
+from forerun.backends.base import Backend, LoadedModel
+from forerun.errors import UnsupportedModel, UsageError
 from forerun.models.hub import resolve
 from forerun.models.registry import ModelFiles, open_model
 from forerun.models.weights import trim_vocabulary
+from forerun.options import EngineOptions
+from forerun.profile import Profile
 from forerun.speculation.host import OpenedModel
 from forerun.text.tokenizer import Tokenizer
 
@@ -27,3 +29,22 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
             "the files do not belong together"
         )
     return tokenizer
+
+
+def open_backend(options: EngineOptions, threads: int | None, profile: Profile | None) -> Backend:
+    """The backend that the options name, which has loaded nothing yet. Raises UsageError."""
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    if options.backend == "reference":
+        from forerun.backends.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if options.backend == "cpu":
+        if profile is not None:
+            from forerun.backends.profiled import ProfiledCpuBackend
+
+            return ProfiledCpuBackend(profile, threads, options.isa, options.fault, options.weights)
+        from forerun.backends.cpu import CpuBackend
+
+        return CpuBackend(threads=threads, isa=options.isa, fault=options.fault, weights=options.weights)
+    raise UsageError(f"unknown backend {options.backend!r}: choose cpu or reference")
