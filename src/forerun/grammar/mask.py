@@ -1,10 +1,16 @@
 """GrammarMask: the matcher of one running choice, and the looks ahead along its drafts."""
 
+import time
+
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import GrammarError
+
+# Of a processor, for one mask. The library counts items of its parser, not what finding them takes: an ambiguous
+# grammar such as `a: a a | "a"` takes up to a second a mask within its limits, and all running generations wait.
+MASK_LIMIT_S = 0.1
 
 
 class GrammarMask:
@@ -16,14 +22,20 @@ class GrammarMask:
 
     def __init__(self, matcher: llguidance.LLMatcher, num_words: int, end: int) -> None:
         self._matcher, self._num_words, self._end = matcher, num_words, end
+        self._taken_s = 0.0
 
     def allowed(self) -> npt.NDArray[np.uint32]:
         """[ceil(V / 32)] tokens that may come next. Where the text may end, those that end it are among them.
 
         Raises GrammarError when the grammar takes more than its limits here.
         """
+        start = time.thread_time()
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+        # The longest time stays: asked again, as a step that failed does, the library knows the mask already.
+        self._taken_s = max(self._taken_s, time.thread_time() - start)
         self._check()
+        if self._taken_s > MASK_LIMIT_S:
+            raise GrammarError(f"the grammar cannot go on here: what may come next takes {self._taken_s:.1g} s to find")
         return mask[: self._num_words]
 
     def advance(self, token: int) -> None:
