@@ -116,7 +116,7 @@ class TestEcho:
         ({"prompt": [1, "a"]}, "prompt[0]", "string"),
         ({"prompt": [10**7]}, "prompt", "vocabulary"),
         ({"prompt": ["a", 3]}, "prompt[1]", "string"),
-        ({"prompt": ["a"] * 900, "n": 2}, "prompt", "more than"),
+        ({"prompt": ["a"] * 900, "n": 2}, "prompt", "1800 choices"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search", "beam"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "max_tokens"),
         ({"model": "gpt-4"}, "model", "gpt-4"),

@@ -127,3 +127,25 @@ def test_a_reader_that_pauses_keeps_no_blocks_and_loses_nothing(small: Server, w
                 if line.startswith(b"data: "):
                     text += json.loads(line[6:])["choices"][0]["text"]
             assert text == whole
+
+
+def test_a_server_that_queues_nothing_runs_what_it_can(tiny_model) -> None:
+    """What could never run is the client's error; what only finds no room now may come again."""
+    config = ServerConfig(served_model=MODEL, max_waiting=0)
+    with serving(tiny_llm(tiny_model, "ngram", max_num_seqs=2), config) as server:
+
+        def ask(path: str, **options):
+            return server.http.post(path, json={"model": MODEL, "max_tokens": 3, **options})
+
+        messages = [{"role": "user", "content": "one two"}]
+        assert ask("/v1/completions", prompt=["one", "two"]).status_code == 200
+        assert ask("/v1/chat/completions", messages=messages, n=2).status_code == 200
+        for path, param, options in (
+            ("/v1/completions", "prompt", {"prompt": ["one", "two", "three"]}),
+            ("/v1/completions", "n", {"prompt": "one", "n": 3}),
+            ("/v1/chat/completions", "n", {"messages": messages, "n": 3}),
+        ):
+            answer = ask(path, **options)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["param"] == param
+            assert "takes" in answer.json()["error"]["message"]

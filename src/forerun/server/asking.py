@@ -97,10 +97,10 @@ def completion_requests(body: CompletionRequest, service: Service, tenant: Tenan
     body.check()
     limit = _default_max_tokens(service) if body.max_tokens is None else body.max_tokens
     params = body.sampling(max(1, limit), body.logprobs, body.logprobs if body.echo else None)
-    most = service.config.max_waiting
-    if len(body.prompts) * params.n > most:
+    num_choices, most = len(body.prompts) * params.n, service.engine.max_open
+    if num_choices > most:
         raise RequestError(
-            f"{len(body.prompts)} prompts of {params.n} choices each are more than the {most} that this server queues",
+            f"{len(body.prompts)} prompts make {num_choices} choices, and this server takes {most}: send fewer at once",
             param="prompt",
         )
     if body.suffix is None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from forerun.errors import one_line
+from forerun.errors import RequestError, one_line
 from forerun.llm import LLM
 from forerun.sequence import FinishReason, Request, Sequence
 from forerun.server.errors import ApiError
@@ -149,10 +149,12 @@ class AsyncEngine:
         return stream
 
     def check_room(self, num_choices: int) -> None:
-        """Raise ApiError where `submit` would, for so many more choices: before anything is made of a request that
+        """Raise what `submit` would, for so many more choices: before anything is made of a request that
         comes in a crowd."""
         if not self._accepts:
             raise _stopped()
+        if num_choices > self._max_open:  # not overloaded: it would never do
+            raise RequestError(f"{num_choices} choices are more than the {self._max_open} this server takes", param="n")
         if self._num_open + num_choices > self._max_open:
             raise ApiError(
                 503,
