@@ -48,10 +48,9 @@ struct LinearArgs {
     size_t ldo;
 };
 
-constexpr int kMaxPackedBlocks = 32;  // of 16 rows that tables with tile products multiply by what they unpack
 constexpr int kSumsPerTile = 3;
 constexpr int kInt16TileElements = 48;  // uint16_t that 32 inputs and what belongs to them take as int16
-constexpr size_t kPackedScratchBytes = size_t{64} << 10;
+constexpr size_t kPackedScratchBytes = size_t{384} << 10;
 
 // The same with weights in a packed format, see tile_formats.h.
 struct PackedLinearArgs {
@@ -69,6 +68,9 @@ struct PackedLinearArgs {
     float* out;
     size_t ldo;
 };
+
+// What linear_packed takes: bfloat16 as linear does, with sums; int16 with scales; bfloat16 with rows as columns.
+enum class PackedInputs { kRows, kInt16, kColumns };
 
 // How numbers of a KV layer are stored.
 enum class KvCodec { kBf16, kFp32 };
@@ -127,9 +129,10 @@ struct AttentionTask {
 
 struct KernelTable {
     const char* name;
-    bool tiles_kv;            // it takes bfloat16 KV as tiles, see kv_store.h
-    bool packed_takes_int16;  // linear_packed takes int16 inputs with scales; else bfloat16, as linear does
-    int sums_per_tile;        // floats that round_rows_and_sum leaves in `sums` for every 32 inputs of a row
+    bool tiles_kv;         // it takes bfloat16 KV as tiles, see kv_store.h
+    TileOrder tile_order;  // of packed matrices
+    PackedInputs packed_inputs;
+    int sums_per_tile;  // floats that round_rows_and_sum leaves in `sums` for every 32 inputs of a row
 
     // x[r, 0..width) to bfloat16, zeros up to ldo.
     void (*round_rows)(const float* x, size_t ldx, int rows, int width, uint16_t* out, size_t ldo);
@@ -140,6 +143,9 @@ struct KernelTable {
     // kernels/quantise_rows.inl.h.
     void (*round_rows_and_sum)(const float* x, size_t ldx, int row_begin, int row_end, int width, uint16_t* out,
                                size_t ldo, float* sums, size_t block_floats);
+    // The same as columns, see kernels/round_columns.inl.h; null if inputs are rows. The batch has all_rows rows.
+    void (*round_columns)(const float* x, size_t ldx, int row_begin, int row_end, int all_rows, int width,
+                          uint16_t* out, size_t ldo);
     // `scratch` holds kPackedScratchBytes, 64-byte aligned, private to the thread.
     void (*linear_packed)(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch);
     // out[r] = row tokens[r] of a packed [V, E] matrix.

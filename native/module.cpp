@@ -91,10 +91,11 @@ void bind_memory(nb::module_& m) {
     matrix
         .def(
             "__init__",
-            [](PackedMatrix* self, Arena& arena, int64_t rows, int64_t cols, const char* format) {
-                new (self) PackedMatrix(arena, rows, cols, find_format(format));
+            [](PackedMatrix* self, Arena& arena, int64_t rows, int64_t cols, const char* format,
+               const std::string& table) {
+                new (self) PackedMatrix(arena, rows, cols, find_format(format), find_table(table).tile_order);
             },
-            "arena"_a, "rows"_a, "cols"_a, "format"_a = "BF16", nb::keep_alive<1, 2>())
+            "arena"_a, "rows"_a, "cols"_a, "format"_a = "BF16", "table"_a = "portable", nb::keep_alive<1, 2>())
         .def_static(
             "bytes",
             [](int64_t rows, int64_t cols, const char* format) {

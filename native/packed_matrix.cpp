@@ -32,8 +32,9 @@ size_t PackedMatrix::bytes(int64_t rows, int64_t cols, TileFormat format) {
     return static_cast<size_t>(ceil_div(rows, kLanes) * groups) * group_bytes(shape);
 }
 
-PackedMatrix::PackedMatrix(Arena& arena, int64_t rows, int64_t cols, TileFormat format)
+PackedMatrix::PackedMatrix(Arena& arena, int64_t rows, int64_t cols, TileFormat format, TileOrder order)
     : format_(format),
+      order_(order),
       rows_(checked(rows)),
       cols_(checked(cols)),
       k_tiles_(tile_count(tile_shape(format), cols)),
@@ -85,14 +86,14 @@ void PackedMatrix::pack_blocks(int64_t start, int64_t count, const uint8_t* bloc
     const size_t row = row_bytes();
     pool.run(static_cast<int>(ceil_div(count, kLanes)), [&](int task, int) {
         const int64_t first = static_cast<int64_t>(task) * kLanes;
-        pack_panel(format_, blocks + static_cast<size_t>(first) * row, row,
+        pack_panel(format_, order_, blocks + static_cast<size_t>(first) * row, row,
                    static_cast<int>(std::min<int64_t>(kLanes, count - first)), k_tiles_,
                    data_ + static_cast<size_t>(start / kLanes + task) * panel_bytes_);
     });
 }
 
 void PackedMatrix::read_row(int row, float* out) const {
-    read_lane(format_, data_ + static_cast<size_t>(row / kLanes) * panel_bytes_, k_tiles_, row % kLanes, out);
+    read_lane(format_, order_, data_ + static_cast<size_t>(row / kLanes) * panel_bytes_, k_tiles_, row % kLanes, out);
 }
 
 TileFormat find_format(const char* name) {

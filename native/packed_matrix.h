@@ -23,7 +23,8 @@ class PackedMatrix {
   public:
     // Takes its memory from the arena, which must outlive it. Throws std::invalid_argument on sizes below 1, or when
     // K is no multiple of the format's blocks.
-    PackedMatrix(Arena& arena, int64_t rows, int64_t cols, TileFormat format = TileFormat::kBf16);
+    PackedMatrix(Arena& arena, int64_t rows, int64_t cols, TileFormat format = TileFormat::kBf16,
+                 TileOrder order = TileOrder::kPairs);
 
     static size_t bytes(int64_t rows, int64_t cols, TileFormat format = TileFormat::kBf16);
 
@@ -40,6 +41,7 @@ class PackedMatrix {
     void read_row(int row, float* out) const;
 
     TileFormat format() const { return format_; }
+    TileOrder order() const { return order_; }
     bool is_packed() const { return format_ != TileFormat::kBf16; }
     int rows() const { return rows_; }
     int cols() const { return cols_; }
@@ -54,6 +56,7 @@ class PackedMatrix {
     void check_rows(int64_t start, int64_t count) const;
 
     TileFormat format_;
+    TileOrder order_;
     int rows_, cols_, k_tiles_, panels_;
     size_t panel_bytes_;
     uint8_t* data_;

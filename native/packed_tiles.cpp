@@ -144,7 +144,90 @@ void pack_codes(TileFormat format, const RowGroup* groups, uint8_t* to) {
     }
 }
 
-void pack_tile(TileFormat format, const RowGroup* groups, uint8_t* header, uint8_t* tile) {
+// ---- in rows: groups[o] has the codes of output o ----
+
+// The inputs of words 0 .. 31.
+int word_input(int word) {
+    return word / 2 + 16 * (word % 2);
+}
+
+void put_word(uint8_t* line, int word, int value) {
+    const uint16_t bits = static_cast<uint16_t>(value);
+    std::memcpy(line + 2 * static_cast<size_t>(word), &bits, sizeof bits);
+}
+
+uint32_t turned_left(uint32_t x, int n) {
+    return x << n | x >> (32 - n);
+}
+
+void pack_row_nibbles(const RowGroup* groups, uint8_t* to) {
+    for (int line = 0; line < 4; ++line, to += kLineBytes, groups += 4) {
+        for (int word = 0; word < kTileDepth; ++word) {
+            const int k = word_input(word), last = groups[3].codes[k];
+            put_word(to, word,
+                     groups[0].codes[k] << 1 | groups[1].codes[k] << 5 | groups[2].codes[k] << 9 | (last & 7) << 13 |
+                         last >> 3);
+        }
+    }
+}
+
+void pack_row_fives(const RowGroup* groups, uint8_t* to) {
+    const auto turned = [](int code) { return (code & 15) << 1 | code >> 4; };
+    for (int line = 0; line < 5; ++line, to += kLineBytes) {
+        const RowGroup* const three = groups + 3 * line;
+        for (int word = 0; word < kTileDepth; ++word) {
+            const int k = word_input(word), last = turned(groups[15].codes[k]) >> line & 1;
+            put_word(to, word,
+                     turned(three[0].codes[k]) | turned(three[1].codes[k]) << 5 | turned(three[2].codes[k]) << 10 |
+                         last << 15);
+        }
+    }
+}
+
+void pack_row_bytes(const RowGroup* groups, uint8_t* to) {
+    for (int line = 0; line < 8; ++line, to += kLineBytes, groups += 2) {
+        for (int j = 0; j < kLanes; ++j) {
+            uint32_t dword = 0;
+            for (int i = 0; i < 4; ++i) {
+                const uint32_t code = groups[i / 2].codes[j + 16 * (i % 2)] ^ 128u;
+                dword |= turned_left(code, 7 + 8 * i);
+            }
+            std::memcpy(to + 4 * static_cast<size_t>(j), &dword, sizeof dword);
+        }
+    }
+}
+
+// Codes of a step's first sixteen inputs and of its last. `to`: codes of the two tiles, `next` bytes apart
+void pack_row_sixes(const RowGroup* first, const RowGroup* last, uint8_t* to, size_t next) {
+    for (int j = 0; j < kLanes; ++j) {
+        uint32_t lines[6] = {};
+        for (int number = 0; number < 2 * kLanes; ++number) {
+            const uint32_t code = (number % 2 ? last : first)[number / 2].codes[j];
+            if (number < 30) {
+                lines[number / 5] |= turned_left(code, 5 + number % 5 * 6);
+            } else {
+                for (int i = 0; i < 3; ++i)
+                    lines[(number - 30) * 3 + i] |= (code >> 2 * i & 3) << 3;
+            }
+        }
+        for (size_t l = 0; l < 6; ++l)
+            std::memcpy(to + l / 3 * next + l % 3 * kLineBytes + 4 * static_cast<size_t>(j), &lines[l], 4);
+    }
+}
+
+void pack_row_codes(TileFormat format, const RowGroup* groups, uint8_t* to) {
+    switch (code_bits(format)) {
+        case 4:
+            return pack_row_nibbles(groups, to);
+        case 5:
+            return pack_row_fives(groups, to);
+        default:
+            return pack_row_bytes(groups, to);
+    }
+}
+
+// Scales, before the codes.
+void pack_scales(TileFormat format, const RowGroup* groups, uint8_t* header, uint8_t* tile) {
     const TileShape shape = tile_shape(format);
     const bool shared = shape.group_tiles > 1;
     uint8_t* const halves = shared ? header : tile;
@@ -155,30 +238,39 @@ void pack_tile(TileFormat format, const RowGroup* groups, uint8_t* header, uint8
         tile[o] = groups[o].scales[0];
         if (has_minimum(format)) tile[kLanes + o] = groups[o].scales[1];
     }
-    pack_codes(format, groups, tile + shape.scale_bytes);
+}
+
+void read_groups(TileFormat format, const uint8_t* rows, size_t row_bytes, int count, int tile, RowGroup* groups) {
+    for (int o = 0; o < kLanes; ++o)
+        groups[o] = o < count ? read_group(format, rows + static_cast<size_t>(o) * row_bytes, tile) : RowGroup{};
 }
 
 }  // namespace
 
-void pack_panel(TileFormat format, const uint8_t* rows, size_t row_bytes, int count, int tiles, uint8_t* panel) {
+void pack_panel(TileFormat format, TileOrder order, const uint8_t* rows, size_t row_bytes, int count, int tiles,
+                uint8_t* panel) {
     const TileShape shape = tile_shape(format);
+    RowGroup groups[kLanes], before[kLanes];
     for (int tile = 0; tile < tiles; ++tile) {
-        RowGroup groups[kLanes];
-        for (int o = 0; o < kLanes; ++o) {
-            if (o < count) {
-                groups[o] = read_group(format, rows + static_cast<size_t>(o) * row_bytes, tile);
-            } else {
-                groups[o] = RowGroup{};
-            }
+        uint8_t *const at = panel + tile_offset(shape, tile), *const codes = at + shape.scale_bytes;
+        std::memcpy(before, groups, sizeof groups);
+        read_groups(format, rows, row_bytes, count, tile, groups);
+        pack_scales(format, groups, panel + header_offset(shape, tile), at);
+        if (order == TileOrder::kPairs) {
+            pack_codes(format, groups, codes);
+        } else if (format != TileFormat::kQ6_K) {
+            pack_row_codes(format, groups, codes);
+        } else if (tile % 2 == 1) {
+            pack_row_sixes(before, groups, codes - shape.tile_bytes, shape.tile_bytes);
         }
-        pack_tile(format, groups, panel + header_offset(shape, tile), panel + tile_offset(shape, tile));
     }
 }
 
-void read_lane(TileFormat format, const uint8_t* panel, int tiles, int lane, float* out) {
+void read_lane(TileFormat format, TileOrder order, const uint8_t* panel, int tiles, int lane, float* out) {
     const TileShape shape = tile_shape(format);
     for (int tile = 0; tile < tiles; ++tile, out += shape.inputs)
-        tile_values(format, panel + header_offset(shape, tile), panel + tile_offset(shape, tile), lane, out);
+        tile_values(format, order, panel + header_offset(shape, tile), panel + tile_offset(shape, tile), tile, lane,
+                    out);
 }
 
 }  // namespace forerun

@@ -74,8 +74,8 @@ void Program::check_heads(View view, int num_heads, const char* what) const {
 }
 
 bool Program::serves(const PackedMatrix& rounded_for, const PackedMatrix& matrix) const {
-    if (needs_sums(rounded_for) == needs_sums(matrix)) return true;
-    return needs_sums(rounded_for) && !table_.packed_takes_int16;
+    if (rounded_for.is_packed() == matrix.is_packed()) return true;
+    return rounded_for.is_packed() && table_.packed_inputs == PackedInputs::kRows;
 }
 
 void Program::push(Op op) {
@@ -104,6 +104,7 @@ void Program::add_linear(View x, const PackedMatrix& matrix, int bias, View out)
     require(bias < static_cast<int>(vectors_.size()) &&
                 (bias < 0 || static_cast<int>(vectors_[static_cast<size_t>(bias)].size()) == matrix.rows()),
             "a bias must be as wide as its output");
+    require(!matrix.is_packed() || matrix.order() == table_.tile_order, "a matrix was packed for another kernel table");
     max_inputs_ = std::max(max_inputs_, matrix.cols());
     if (matrix.is_packed()) packed_scratch_bytes_ = kPackedScratchBytes;
     // Layers side by side share their rounded input, if the one before has left all that this one needs.
@@ -221,7 +222,7 @@ void Program::finish(View logits, bool fuse) {
     for (const Buffer& b : buffers_)
         starts.push_back(take(b.stride * (b.on_outputs ? max_outputs_ : max_rows_)));
     const int most_rows = std::max(max_rows_, max_outputs_);
-    const int tile_elements = table_.packed_takes_int16 ? kInt16TileElements : kTileDepth;
+    const int tile_elements = table_.packed_inputs == PackedInputs::kInt16 ? kInt16TileElements : kTileDepth;
     const size_t rounded = take(rounded_stride(max_inputs_, tile_elements) * padded(most_rows) / 2);
     const size_t sums = take(
         table_.round_rows_and_sum ? sum_floats(max_inputs_) * static_cast<size_t>(ceil_div(most_rows, kLanes)) : 0);

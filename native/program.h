@@ -190,11 +190,12 @@ class Program {
     void run_linear(const Op& op, int rows);
     int linear_tasks(const PackedMatrix& matrix, int rows) const;
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
+    bool needs_columns(const PackedMatrix& matrix) const { return table_.round_columns && matrix.is_packed(); }
     // Whether what was rounded for one matrix also serves another.
     bool serves(const PackedMatrix& rounded_for, const PackedMatrix& matrix) const;
     // uint16_t between rows of what was rounded for a matrix.
     size_t rounded_stride(const PackedMatrix& matrix) const {
-        const bool is_int16 = matrix.is_packed() && table_.packed_takes_int16;
+        const bool is_int16 = matrix.is_packed() && table_.packed_inputs == PackedInputs::kInt16;
         return rounded_stride(matrix.cols(), is_int16 ? kInt16TileElements : kTileDepth);
     }
     static size_t rounded_stride(int inputs, int tile_elements) {

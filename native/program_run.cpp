@@ -58,7 +58,7 @@ void Program::run_stage(const Stage& stage, const BatchArrays& batch, const KvSt
     if (stage.by_heads) return run_heads(stage, batch, store);
     int pieces = pieces_of(rows, work_per_row(stage)), unit = 1;
     const Op& last = ops_[stage.end - 1];
-    if (last.kind == Kind::kRound && needs_sums(*last.matrix)) {
+    if (last.kind == Kind::kRound && (needs_sums(*last.matrix) || needs_columns(*last.matrix))) {
         unit = kSharedRows;
         pieces = std::min(pieces, ceil_div(rows, unit));
     }
@@ -188,6 +188,9 @@ void Program::round_rows(const Op& op, const RowTask& task) const {
     if (needs_sums(*op.matrix)) {
         float* const sums = sums_ + static_cast<size_t>(skipped / kLanes) * block_floats;
         table_.round_rows_and_sum(x, lda, begin, end, op.a.width, out, ldx, sums, block_floats);
+    } else if (needs_columns(*op.matrix)) {
+        const int all_rows = runs_on_outputs(op) ? task.batch.num_outputs : task.batch.num_rows;
+        table_.round_columns(x, lda, begin, end, all_rows, op.a.width, out, ldx);
     } else {
         const auto first = static_cast<size_t>(begin);
         table_.round_rows(x + first * lda, lda, end - begin, op.a.width, out + first * ldx, ldx);

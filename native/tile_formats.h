@@ -16,8 +16,8 @@
 //   Q5_K    scale [16], min [16] uint8     5 lines of fives
 //   Q6_K    scale [16] int8                3 lines of sixes
 //
-// Word w of a line belongs to output w / 2. Together the lines hold the codes of 16 pairs of inputs (Q6_K: 8 pairs),
-// and w % 2 says which of the pair:
+// In the order of pairs, word w of a line belongs to output w / 2. Together the lines hold the codes of 16 pairs of
+// inputs (Q6_K: 8 pairs), and w % 2 says which of the pair:
 //
 //   nibbles  line l: pairs 4l .. 4l + 3, the lowest bits first
 //   fives    line l: pairs 3l .. 3l + 2 in bits 0 .. 14, the lowest first; bit 15 is bit l of pair 15
@@ -25,6 +25,20 @@
 //            6 and 7, those of line 2 their upper two
 //
 //   bytes    of every pair: [16] int8 of its first input, then of its second
+//
+// In the order of rows, for tile products whose first operand are the weights, dword j of a line belongs to the inputs
+// j and 16 + j of 32, its lower word to j:
+//
+//   nibbles  line l: outputs 4l .. 4l + 3 in bits 1 .. 4, 5 .. 8, 9 .. 12, and 13 .. 15 with bit 0 behind them
+//   fives    line l: outputs 3l .. 3l + 2 in bits 0 .. 14; bit 15 is bit l of output 15; each with its highest bit first
+//
+// or without words:
+//
+//   sixes    two tiles together, 6 lines: 32 numbers, of output 0 the codes of input j and of 16 + j, of output 1 and so
+//            on, five to a line from bits 5, 11, 17, 23 and 29 on, the last one's upper half in bits 0 .. 2; bits 3, 4 of
+//            lines 0 to 2 are number 30, of the others 31
+//   bytes    line l: of output 2l from bits 7 and 15 on, of output 2l + 1 from bits 23 and 31 on, all but its lowest bit
+//            in bits 0 .. 6; 128 is added
 //
 // A weight is d q + m with d q exact in float32.
 #pragma once
@@ -35,6 +49,8 @@
 namespace forerun {
 
 enum class TileFormat { kBf16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K };
+
+enum class TileOrder { kPairs, kRows };
 
 struct TileShape {
     const char* name;  // as GGUF calls it

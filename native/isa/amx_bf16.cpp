@@ -29,20 +29,22 @@ namespace amx_bf16 {
 
 #include "kernels/lane_scales.inl.h"
 #include "kernels/packed_formats.inl.h"
-#include "kernels/unpack_codes.inl.h"
+#include "kernels/round_columns.inl.h"
+#include "kernels/unpack_rows.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"
-#include "kernels/round_and_sum.inl.h"
 #include "kernels/row_passes.inl.h"
 
-#include "kernels/table.inl.h"
+static constexpr auto round_rows_and_sum = nullptr;  // scales are in the weights
 
-#include "kernels/round_rows_amx.inl.h"
+#include "kernels/table.inl.h"
 
 static constexpr KernelTable make_tiled_table(const char* name) {
     KernelTable table = make_table(name);
     table.tiles_kv = true;
-    table.round_rows_and_sum = round_blocks_and_sum;
+    table.tile_order = TileOrder::kRows;
+    table.packed_inputs = PackedInputs::kColumns;
+    table.round_columns = round_columns;
     table.write_kv_bf16 = write_kv_bf16;
     table.attention_bf16 = attention_bf16;
     table.merge_bf16 = attention_merge_bf16;

@@ -36,7 +36,7 @@ namespace avx2 {
 static constexpr KernelTable make_int16_table(const char* name) {
     KernelTable table = make_table(name);
     table.sums_per_tile = 0;
-    table.packed_takes_int16 = true;
+    table.packed_inputs = PackedInputs::kInt16;
     return table;
 }
 

@@ -1,25 +1,28 @@
-// Linear layers over packed weights on AMX tiles. Codes are unpacked to bfloat16, TDPBF16PS multiplies 16 rows x 32
-// inputs (16 in Q6_K) with them, and the product of each tile is scaled in float32 while it is added up:
+// Linear layers over packed weights on AMX tiles. A step of 32 inputs of 16 outputs is unpacked to scaled bfloat16, the
+// first operand of TDPBF16PS; the second are the same inputs of up to 16 rows, a column each (round_columns.inl.h).
 //
-//   total = 0;  for each tile in ascending order:  total = fma(product, d, total), then fma(sum of inputs, m, total)
+// An output is always one element of one accumulator that takes the steps in ascending order, whether it rests in
+// memory between two ranges of steps or not, and columns do not touch each other. So all paths give the same bits.
 //
-// where the second term is there if the format has a minimum, or if unpacking added something to the codes. A total
-// depends on nothing but its row and its output, and the order is the same on both paths below, hence the bits.
-//
-// Up to 16 rows keep their totals in registers and pass once over a panel, unpacking, multiplying and adding three
-// tiles apart from each other so that all of it overlaps with the weights' way from memory. More rows take a few tiles
-// of two panels at a time: unpacked once, multiplied by one block of 16 rows after the other.
+// Up to 64 rows keep their accumulators and pass once over a panel, unpacking three steps ahead of the products, so
+// that both overlap with the weights' way from memory. More rows multiply a range of two panels, unpacked once, by one
+// pair of blocks after the other.
 
-constexpr size_t kFarBytes = 16384, kNearBytes = 1024;  // ahead of the tile in use: into the second and first level
-constexpr size_t kResidentInputs = size_t{512} << 10;   // bytes of inputs that stay in the level 2 cache
-constexpr int kRing = 4;                                // tiles between unpacking and adding up
-constexpr int kRangeTiles = 4;  // of two panels, unpacked for many rows: all stays in the level 1 cache
+constexpr size_t kFarBytes = 32768, kNearBytes = 2048;  // ahead of the step in use: into the second and first level
+constexpr int kRing = 4;                                // steps between unpacking and multiplying, and one
+constexpr int kMostFewBlocks = 4;                       // of sixteen rows
 
-template <TileFormat F>
-constexpr bool kAddsSums = has_minimum(F) || code_excess(F) != 0;
+constexpr int kRangeSteps = 8;                        // of two panels, unpacked for many rows: for the level 1 cache
+constexpr size_t kResidentInputs = size_t{1} << 19;   // of inputs that stay in the level 2 cache
+constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
+constexpr int kTotalTiles = static_cast<int>(kPackedScratchBytes / (kLanes * kLanes * sizeof(float)));
 
-FORERUN_INLINE void prefetch_far(const void* p) {
-    _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+// As the assembler sees them, so that they stay where they are: the compiler would put them side by side.
+FORERUN_INLINE void fetch_far(const uint8_t* p) {
+    __asm__ volatile("prefetcht1 %0" : : "m"(*p));
+}
+FORERUN_INLINE void fetch_near(const uint8_t* p) {
+    __asm__ volatile("prefetcht0 %0" : : "m"(*p));
 }
 
 // Puts an array in memory: gcc's tile loads do not say that they read it.
@@ -29,311 +32,347 @@ FORERUN_INLINE void finish_stores(const Array& array) {
 }
 
 template <TileFormat F>
-FORERUN_INLINE LaneScales code_scales(const uint8_t* header, const uint8_t* tile) {
-    return lane_scales<F, code_excess(F)>(header, tile);
+FORERUN_INLINE int step_count(const PackedLinearArgs& args) {
+    return args.k_tiles / kTilesPerStep<F>;
 }
 
-constexpr int kInputTile = 4, kCodeTile = 6;  // and products in tiles 0 to 3
-
-// For `rows` rows.
-template <TileFormat F>
-FORERUN_INLINE void configure_packed(int rows) {
+// Accumulators in tiles 0 to 3, weights in 4 and 5, `columns` rows in 6 and 7.
+static void configure_packed(int columns) {
     TileConfig config;
-    for (int product = 0; product < 4; ++product)
-        config.set(product, rows, 64);
-    config.set(kInputTile, rows, 2 * tile_shape(F).inputs);
-    config.set(kCodeTile, tile_shape(F).inputs / 2, 64);
+    for (int tile = 0; tile < 8; ++tile)
+        config.set(tile, kLanes, tile == 4 || tile == 5 ? 64 : 4 * columns);
     config.load();
 }
 
 template <TileFormat F>
-FORERUN_INLINE __m512 add_product(__m512 total, const float* product, LaneScales scales, const float* sum) {
-    total = _mm512_fmadd_ps(_mm512_load_ps(product), scales.scale.v, total);
-    if constexpr (kAddsSums<F>) total = _mm512_fmadd_ps(_mm512_set1_ps(*sum), scales.minimum.v, total);
-    return total;
+FORERUN_INLINE const uint8_t* step_tile(const uint8_t* panel, int step) {
+    return panel + tile_offset(tile_shape(F), step * kTilesPerStep<F>);
 }
 
-// Totals [16][16] of a block of rows to `out`, with the bias.
-static void store_totals(const PackedLinearArgs& args, const float* totals, int block, int panel) {
+// Scales of the step that is unpacked and of the one behind it, so that they are stored well before they are read.
+struct PassScales {
+    GroupScales group;
+    RowScales steps[2];
+};
+
+template <TileFormat F>
+FORERUN_INLINE void begin_group(const uint8_t* panel, int step, PassScales& scales) {
+    store_group<F>(panel + header_offset(tile_shape(F), step * kTilesPerStep<F>), scales.group);
+}
+
+// Before the first step of a pass over a panel.
+template <TileFormat F>
+FORERUN_INLINE void begin_scales(const uint8_t* panel, int step, PassScales& scales) {
+    begin_group<F>(panel, step, scales);
+    store_scales<F>(scales.group, step_tile<F>(panel, step), scales.steps[step & 1]);
+}
+
+// A step of a panel to [16][32]; where panels stream past, what is needed soon on its way from memory.
+template <TileFormat F, bool STREAMS>
+FORERUN_INLINE void unpack_step(const uint8_t* panel, int step, PassScales& scales, uint16_t* out) {
+    constexpr TileShape kShape = tile_shape(F);
+    constexpr int kGroupSteps = kShape.group_tiles / kTilesPerStep<F>;
+    const uint8_t* const tile = step_tile<F>(panel, step);
+    constexpr int kLines = static_cast<int>((kTilesPerStep<F> * kShape.tile_bytes + 63) / 64);
+    const auto fetch = [&](int output) __attribute__((always_inline)) {
+        const int line = (output * kLines + kLanes - 1) / kLanes;  // the first that is due at this output or later
+        if (line * kLanes >= (output + 1) * kLines) return;
+        if constexpr (STREAMS) fetch_far(tile + kFarBytes + 64 * line);
+        if constexpr (STREAMS) fetch_near(tile + kNearBytes + 64 * line);
+    };
+    // Behind the last step this reads what it does not use, from the next panel or what pads the arena.
+    if (kGroupSteps > 1 && (step + 1) % kGroupSteps == 0) begin_group<F>(panel, step + 1, scales);
+    store_scales<F>(scales.group, step_tile<F>(panel, step + 1), scales.steps[(step + 1) & 1]);
+    unpack_rows<F>(tile, scales.steps[step & 1], out, fetch);
+}
+
+// An accumulator [16 outputs][columns] to the rows of `out`, with the bias.
+static void store_outputs(const PackedLinearArgs& args, const float* total, int columns, int block, int panel) {
     const int column = panel * kLanes, lanes = args.columns - column, first = block * kLanes;
     const int rows = args.rows - first < kLanes ? args.rows - first : kLanes;
     const Vec bias = args.bias ? load_first(args.bias + column, lanes) : zero();
-    for (int r = 0; r < rows; ++r) {
-        const Vec total = load(totals + r * kLanes);
-        store_first(args.out + static_cast<size_t>(first + r) * args.ldo + column, args.bias ? total + bias : total,
-                    lanes);
-    }
-}
-
-// Product PLACE to memory. Tiles go by names that the assembler sees, hence the cases.
-template <int PLACE>
-FORERUN_INLINE void store_product(float* to) {
-    if constexpr (PLACE == 0) _tile_stored(0, to, 64);
-    if constexpr (PLACE == 1) _tile_stored(1, to, 64);
-    if constexpr (PLACE == 2) _tile_stored(2, to, 64);
-    if constexpr (PLACE == 3) _tile_stored(3, to, 64);
-}
-
-FORERUN_INLINE void load_inputs(const uint16_t* x, size_t ldx) {
-    _tile_loadd(4, x, ldx * sizeof(uint16_t));
-}
-
-template <int PLACE>
-FORERUN_INLINE void multiply_inputs(const uint16_t* codes) {
-    _tile_loadd(6, codes, 64);
-    if constexpr (PLACE == 0) {
-        _tile_zero(0);
-        _tile_dpbf16ps(0, 4, 6);
-    } else if constexpr (PLACE == 1) {
-        _tile_zero(1);
-        _tile_dpbf16ps(1, 4, 6);
-    } else if constexpr (PLACE == 2) {
-        _tile_zero(2);
-        _tile_dpbf16ps(2, 4, 6);
-    } else {
-        _tile_zero(3);
-        _tile_dpbf16ps(3, 4, 6);
-    }
-}
-
-// ---- up to 16 rows ----
-
-// A pass of at most ROWS rows over one panel. Functions instead of lambdas that call each other, and `total` apart:
-// gcc 12 would keep it in memory.
-template <TileFormat F, int ROWS>
-struct FewRows {
-    static constexpr TileShape kShape = tile_shape(F);
-    const PackedLinearArgs& args;
-    const uint8_t* panel;
-    uint16_t (&codes)[kRing][kLanes * kShape.inputs];
-    float (&products)[kRing][ROWS * kLanes];
-};
-
-template <TileFormat F, int ROWS>
-FORERUN_INLINE void unpack_next(const FewRows<F, ROWS>& pass, __m512i values, int tile) {
-    constexpr TileShape kShape = tile_shape(F);
-    const uint8_t* const at = pass.panel + tile_offset(kShape, tile);
-    FORERUN_UNROLL
-    for (size_t line = 0; line < kShape.tile_bytes; line += 64) {
-        prefetch_far(at + kFarBytes + line);
-        prefetch(at + kNearBytes + line);
-    }
-    unpack_codes<F>(at + kShape.scale_bytes, values, pass.codes[tile & (kRing - 1)]);
-}
-
-template <int PLACE, TileFormat F, int ROWS>
-FORERUN_INLINE void add_tile(const FewRows<F, ROWS>& pass, __m512 (&total)[ROWS], int tile) {
-    constexpr TileShape kShape = tile_shape(F);
-    store_product<PLACE>(pass.products[PLACE]);
-    const LaneScales scales =
-        code_scales<F>(pass.panel + header_offset(kShape, tile), pass.panel + tile_offset(kShape, tile));
-    const float* const sums = tile_sums<F>(pass.args.sums, tile);
-    FORERUN_UNROLL
-    for (int r = 0; r < ROWS; ++r)
-        total[r] = add_product<F>(total[r], pass.products[PLACE] + r * kLanes, scales, sums + r);
-}
-
-// PLACE is the place of `tile` in the ring, free again once what was there is added up.
-template <int PLACE, TileFormat F, int ROWS>
-FORERUN_INLINE void pass_tile(const FewRows<F, ROWS>& pass, __m512i values, __m512 (&total)[ROWS], int tile) {
-    if (tile >= kRing) add_tile<PLACE>(pass, total, tile - kRing);
-    finish_stores(pass.codes[PLACE]);
-    load_inputs(pass.args.x + static_cast<size_t>(tile) * tile_shape(F).inputs, pass.args.ldx);
-    multiply_inputs<PLACE>(pass.codes[PLACE]);
-    if (tile + kRing - 1 < pass.args.k_tiles) unpack_next(pass, values, tile + kRing - 1);
-}
-
-template <TileFormat F, int ROWS>
-static void multiply_few_rows(const PackedLinearArgs& args, int panel) {
-    alignas(64) uint16_t codes[kRing][kLanes * tile_shape(F).inputs];
-    alignas(64) float products[kRing][ROWS * kLanes];
-    const FewRows<F, ROWS> pass{args, args.panels + static_cast<size_t>(panel) * args.panel_bytes, codes, products};
-    const __m512i values = code_values<F>();
-    const int tiles = args.k_tiles;
-    __m512 total[ROWS];
-    FORERUN_UNROLL
-    for (int r = 0; r < ROWS; ++r)
-        total[r] = _mm512_setzero_ps();
-    for (int tile = 0; tile < kRing - 1 && tile < tiles; ++tile)
-        unpack_next(pass, values, tile);
-    for (int tile = 0; tile < tiles; tile += kRing) {
-        pass_tile<0>(pass, values, total, tile);
-        if (tile + 1 < tiles) pass_tile<1>(pass, values, total, tile + 1);
-        if (tile + 2 < tiles) pass_tile<2>(pass, values, total, tile + 2);
-        if (tile + 3 < tiles) pass_tile<3>(pass, values, total, tile + 3);
-    }
-    for (int tile = tiles < kRing ? 0 : tiles - kRing; tile < tiles; ++tile) {
-        switch (tile & (kRing - 1)) {
-            case 0:
-                add_tile<0>(pass, total, tile);
-                break;
-            case 1:
-                add_tile<1>(pass, total, tile);
-                break;
-            case 2:
-                add_tile<2>(pass, total, tile);
-                break;
-            default:
-                add_tile<3>(pass, total, tile);
+    float* const out = args.out + static_cast<size_t>(first) * args.ldo + column;
+    // Streams, or every cache line would be read before it is written.
+    const bool streams = static_cast<size_t>(args.rows) * static_cast<size_t>(args.columns) >= kStreamedOutputs;
+    const auto store_row = [&](int row, Vec outputs) __attribute__((always_inline)) {
+        float* const to = out + static_cast<size_t>(row) * args.ldo;
+        const Vec result = args.bias ? outputs + bias : outputs;
+        if (streams && lanes >= kLanes && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+            _mm512_stream_ps(to, result.v);
+        } else {
+            store_first(to, result, lanes);
         }
+    };
+    if (columns == 1) return store_row(0, load(total));
+    if (columns == kLanes) {
+        __m512i lines[kLanes];
+        FORERUN_UNROLL
+        for (int o = 0; o < kLanes; ++o)
+            lines[o] = _mm512_load_si512(total + o * kLanes);
+        transpose(lines);
+        FORERUN_UNROLL
+        for (int row = 0; row < kLanes; ++row)
+            if (row < rows) store_row(row, {_mm512_castsi512_ps(lines[row])});
+        return;
     }
-    FORERUN_UNROLL
-    for (int r = 0; r < ROWS; ++r)
-        _mm512_store_ps(products[0] + r * kLanes, total[r]);
-    store_totals(args, products[0], 0, panel);
+    const __m512i places = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                              _mm512_set1_epi32(columns));
+    for (int row = 0; row < rows; ++row)
+        store_row(row, {_mm512_i32gather_ps(places, total + row, 4)});
 }
 
-template <TileFormat F, int ROWS>
-static void multiply_few_rows(const PackedLinearArgs& args, int panel_begin, int panel_end) {
-    if constexpr (ROWS > 1) {
-        if (args.rows <= ROWS / 2) return multiply_few_rows<F, ROWS / 2>(args, panel_begin, panel_end);
+// ---- up to 64 rows ----
+
+// Tiles go by names that the assembler sees, hence the cases.
+template <int BLOCK>
+FORERUN_INLINE void zero_total() {
+    if constexpr (BLOCK == 0) _tile_zero(0);
+    if constexpr (BLOCK == 1) _tile_zero(1);
+    if constexpr (BLOCK == 2) _tile_zero(2);
+    if constexpr (BLOCK == 3) _tile_zero(3);
+}
+
+template <int BLOCK>
+FORERUN_INLINE void store_total(float* to, size_t bytes) {
+    if constexpr (BLOCK == 0) _tile_stored(0, to, bytes);
+    if constexpr (BLOCK == 1) _tile_stored(1, to, bytes);
+    if constexpr (BLOCK == 2) _tile_stored(2, to, bytes);
+    if constexpr (BLOCK == 3) _tile_stored(3, to, bytes);
+}
+
+// Even and odd steps use other tiles, so that one's loads do not wait for the other's products.
+template <int BLOCK, bool ODD>
+FORERUN_INLINE void multiply_block(const uint16_t* x, size_t bytes) {
+    if constexpr (ODD) {
+        _tile_loadd(7, x, bytes);
+        if constexpr (BLOCK == 0) _tile_dpbf16ps(0, 5, 7);
+        if constexpr (BLOCK == 1) _tile_dpbf16ps(1, 5, 7);
+        if constexpr (BLOCK == 2) _tile_dpbf16ps(2, 5, 7);
+        if constexpr (BLOCK == 3) _tile_dpbf16ps(3, 5, 7);
+    } else {
+        _tile_loadd(6, x, bytes);
+        if constexpr (BLOCK == 0) _tile_dpbf16ps(0, 4, 6);
+        if constexpr (BLOCK == 1) _tile_dpbf16ps(1, 4, 6);
+        if constexpr (BLOCK == 2) _tile_dpbf16ps(2, 4, 6);
+        if constexpr (BLOCK == 3) _tile_dpbf16ps(3, 4, 6);
     }
-    configure_packed<F>(ROWS);
+}
+
+template <int BLOCKS, bool ODD>
+FORERUN_INLINE void multiply_step(const uint16_t* weights, const uint16_t* x, size_t next_block, size_t bytes) {
+    if constexpr (ODD) {
+        _tile_loadd(5, weights, 64);
+    } else {
+        _tile_loadd(4, weights, 64);
+    }
+    multiply_block<0, ODD>(x, bytes);
+    if constexpr (BLOCKS > 1) multiply_block<1, ODD>(x + next_block, bytes);
+    if constexpr (BLOCKS > 2) multiply_block<2, ODD>(x + 2 * next_block, bytes);
+    if constexpr (BLOCKS > 3) multiply_block<3, ODD>(x + 3 * next_block, bytes);
+}
+
+template <TileFormat F, int BLOCKS>
+static void multiply_panel(const PackedLinearArgs& args, int columns, int panel) {
+    alignas(64) uint16_t ring[kRing][kRowTileWords];
+    alignas(64) float total[BLOCKS][kLanes * kLanes];
+    PassScales scales;
+    const uint8_t* const weights = args.panels + static_cast<size_t>(panel) * args.panel_bytes;
+    const int steps = step_count<F>(args);
+    const size_t bytes = 4 * static_cast<size_t>(columns), next_block = kLanes * args.ldx;
+    const size_t next_step = static_cast<size_t>(columns) * kTileDepth;
+    const uint16_t* x = args.x;
+    const auto unpack = [&](int step) __attribute__((always_inline)) {
+        if (step < steps) unpack_step<F, true>(weights, step, scales, ring[step & (kRing - 1)]);
+    };
+    zero_total<0>();
+    if constexpr (BLOCKS > 1) zero_total<1>();
+    if constexpr (BLOCKS > 2) zero_total<2>();
+    if constexpr (BLOCKS > 3) zero_total<3>();
+    begin_scales<F>(weights, 0, scales);
+    for (int step = 0; step < kRing - 1; ++step)
+        unpack(step);
+    for (int step = 0; step < steps; step += 2, x += 2 * next_step) {
+        finish_stores(ring);
+        multiply_step<BLOCKS, false>(ring[step & (kRing - 1)], x, next_block, bytes);
+        unpack(step + kRing - 1);
+        if (step + 1 == steps) break;
+        finish_stores(ring);
+        multiply_step<BLOCKS, true>(ring[(step + 1) & (kRing - 1)], x + next_step, next_block, bytes);
+        unpack(step + kRing);
+    }
+    store_total<0>(total[0], bytes);
+    if constexpr (BLOCKS > 1) store_total<1>(total[1], bytes);
+    if constexpr (BLOCKS > 2) store_total<2>(total[2], bytes);
+    if constexpr (BLOCKS > 3) store_total<3>(total[3], bytes);
+    for (int block = 0; block < BLOCKS; ++block)
+        store_outputs(args, total[block], columns, block, panel);
+}
+
+template <TileFormat F, int BLOCKS>
+static void multiply_few_rows(const PackedLinearArgs& args, int panel_begin, int panel_end) {
+    const int columns = tile_columns(args.rows);
+    configure_packed(columns);
     for (int panel = panel_begin; panel < panel_end; ++panel)
-        multiply_few_rows<F, ROWS>(args, panel);
+        multiply_panel<F, BLOCKS>(args, columns, panel);
 }
 
 // ---- more ----
 
-// A range of tiles of one or two panels, unpacked.
-template <TileFormat F>
+// Steps [first, first + steps) of one or two panels.
 struct UnpackedRange {
-    static constexpr int kTileWords = kLanes * tile_shape(F).inputs;
-    int first, tiles;
-    alignas(64) uint16_t codes[2][kRangeTiles][kTileWords];
-    LaneScales scales[2][kRangeTiles];
+    int first, steps;
+    alignas(64) uint16_t weights[2][kRangeSteps][kRowTileWords];
 };
 
 template <TileFormat F>
-static void unpack_range(const PackedLinearArgs& args, int panel, int panels, UnpackedRange<F>& range) {
-    constexpr TileShape kShape = tile_shape(F);
-    const __m512i values = code_values<F>();
+static void unpack_range(const PackedLinearArgs& args, int panel, int panels, UnpackedRange& range) {
+    PassScales scales;
     for (int p = 0; p < panels; ++p) {
         const uint8_t* const from = args.panels + static_cast<size_t>(panel + p) * args.panel_bytes;
-        for (int i = 0; i < range.tiles; ++i) {
-            const uint8_t* const at = from + tile_offset(kShape, range.first + i);
-            for (size_t line = 0; line < kShape.tile_bytes; line += 64)
-                prefetch_far(at + kFarBytes + line);
-            unpack_codes<F>(at + kShape.scale_bytes, values, range.codes[p][i]);
-            range.scales[p][i] = code_scales<F>(from + header_offset(kShape, range.first + i), at);
-        }
+        begin_scales<F>(from, range.first, scales);
+        const uint8_t* const end = step_tile<F>(from, range.first + range.steps);
+        for (const uint8_t* line = step_tile<F>(from, range.first); line < end; line += 64)
+            fetch_near(line);
+        for (int i = 0; i < range.steps; ++i)
+            unpack_step<F, false>(from, range.first + i, scales, range.weights[p][i]);
     }
-    finish_stores(range.codes);
+    finish_stores(range.weights);
 }
 
-typedef float Products[2][kRangeTiles][kLanes * kLanes];  // [panel][tile][row][output]
-
-// Tile i of the range times 16 rows, into products EVEN and EVEN + 1 (0 or 2) once those of two tiles before are
-// stored.
-template <int EVEN, int PANELS, TileFormat F>
-FORERUN_INLINE void multiply_tile(const UnpackedRange<F>& range, const uint16_t* x, size_t ldx, Products& products,
-                                  int i) {
-    if (i >= 2) {
-        store_product<EVEN>(products[0][i - 2]);
-        if constexpr (PANELS == 2) store_product<EVEN + 1>(products[1][i - 2]);
-    }
-    load_inputs(x + i * tile_shape(F).inputs, ldx);
-    multiply_inputs<EVEN>(range.codes[0][i]);
-    if constexpr (PANELS == 2) multiply_inputs<EVEN + 1>(range.codes[1][i]);
-}
-
-template <int EVEN, int PANELS>
-FORERUN_INLINE void store_tile(Products& products, int i) {
-    store_product<EVEN>(products[0][i]);
-    if constexpr (PANELS == 2) store_product<EVEN + 1>(products[1][i]);
-}
-
-template <int PANELS, TileFormat F>
-FORERUN_INLINE void multiply_range(const UnpackedRange<F>& range, const uint16_t* x, size_t ldx, Products& products) {
-    const int tiles = range.tiles;
-    for (int i = 0; i < tiles; i += 2) {
-        multiply_tile<0, PANELS>(range, x, ldx, products, i);
-        if (i + 1 < tiles) multiply_tile<2, PANELS>(range, x, ldx, products, i + 1);
-    }
-    const bool is_odd = tiles & 1;
-    if (is_odd) {
-        if (tiles > 1) store_tile<2, PANELS>(products, tiles - 2);
-        store_tile<0, PANELS>(products, tiles - 1);
-    } else {
-        store_tile<0, PANELS>(products, tiles - 2);
-        store_tile<2, PANELS>(products, tiles - 1);
-    }
-}
-
-// Adds the products of a panel to totals [16][16], which start with the first tile.
+// Packed weights of the range that comes next, to the second-level cache: it has a whole pass over the rows to arrive.
 template <TileFormat F>
-FORERUN_INLINE void add_range(const UnpackedRange<F>& range, int p,
-                              const float (&products)[kRangeTiles][kLanes * kLanes], const float* sums, float* totals) {
-    __m512 total[kLanes];
-    FORERUN_UNROLL
-    for (int r = 0; r < kLanes; ++r)
-        total[r] = range.first == 0 ? _mm512_setzero_ps() : _mm512_load_ps(totals + r * kLanes);
-    for (int i = 0; i < range.tiles; ++i) {
-        const LaneScales scales = range.scales[p][i];
-        const float* const sum = tile_sums<F>(sums, range.first + i);
-        FORERUN_UNROLL
-        for (int r = 0; r < kLanes; ++r)
-            total[r] = add_product<F>(total[r], products[i] + r * kLanes, scales, sum + r);
+FORERUN_INLINE void fetch_range(const PackedLinearArgs& args, int panel, int panels, int first) {
+    for (int p = 0; p < panels; ++p) {
+        const uint8_t* const from = args.panels + static_cast<size_t>(panel + p) * args.panel_bytes;
+        const uint8_t* const end = step_tile<F>(from, first + kRangeSteps);
+        for (const uint8_t* line = step_tile<F>(from, first); line < end; line += 64)
+            fetch_far(line);
     }
-    FORERUN_UNROLL
-    for (int r = 0; r < kLanes; ++r)
-        _mm512_store_ps(totals + r * kLanes, total[r]);
 }
 
-// Blocks of rows from `first` to `end`. totals [end - first][PANELS][16][16], private to the thread
+// One or two panels x one or two blocks of rows, totals [2 blocks][2 panels][16][16] which start with the first range.
+template <int PANELS, int BLOCKS>
+FORERUN_INLINE void multiply_range(const UnpackedRange& range, const uint16_t* x, size_t next_block, float* totals) {
+    constexpr int kTotal = kLanes * kLanes;
+    if (range.first == 0) {
+        _tile_zero(0);
+        if constexpr (PANELS == 2) _tile_zero(1);
+        if constexpr (BLOCKS == 2) _tile_zero(2);
+        if constexpr (PANELS == 2 && BLOCKS == 2) _tile_zero(3);
+    } else {
+        _tile_loadd(0, totals, 64);
+        if constexpr (PANELS == 2) _tile_loadd(1, totals + kTotal, 64);
+        if constexpr (BLOCKS == 2) _tile_loadd(2, totals + 2 * kTotal, 64);
+        if constexpr (PANELS == 2 && BLOCKS == 2) _tile_loadd(3, totals + 3 * kTotal, 64);
+    }
+    for (int i = 0; i < range.steps; ++i, x += kRowTileWords) {
+        _tile_loadd(6, x, 64);
+        _tile_loadd(4, range.weights[0][i], 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (PANELS == 2) {
+            _tile_loadd(5, range.weights[1][i], 64);
+            _tile_dpbf16ps(1, 5, 6);
+        }
+        if constexpr (BLOCKS == 2) {
+            _tile_loadd(7, x + next_block, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            if constexpr (PANELS == 2) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, totals, 64);
+    if constexpr (PANELS == 2) _tile_stored(1, totals + kTotal, 64);
+    if constexpr (BLOCKS == 2) _tile_stored(2, totals + 2 * kTotal, 64);
+    if constexpr (PANELS == 2 && BLOCKS == 2) _tile_stored(3, totals + 3 * kTotal, 64);
+}
+
+// All rows of one or two panels over steps [begin, end). totals [blocks / 2][2][2][16][16]
 template <TileFormat F, int PANELS>
-static void multiply_many_rows(const PackedLinearArgs& args, int panel, int first, int end, float* totals) {
-    UnpackedRange<F> range;
-    alignas(64) Products products;
-    const int ranges = (args.k_tiles + kRangeTiles - 1) / kRangeTiles;
+static void multiply_panels(const PackedLinearArgs& args, int panel, int begin, int end, float* totals) {
+    constexpr size_t kPair = size_t{4} * kLanes * kLanes;
+    const int blocks = (args.rows + kLanes - 1) / kLanes, steps = step_count<F>(args);
+    const int ranges = (end - begin + kRangeSteps - 1) / kRangeSteps;
+    const size_t next_block = kLanes * args.ldx;
+    UnpackedRange range;
     for (int i = 0; i < ranges; ++i) {
-        range.first = args.k_tiles * i / ranges;
-        range.tiles = args.k_tiles * (i + 1) / ranges - range.first;
-        unpack_range(args, panel, PANELS, range);
-        const uint16_t* x =
-            args.x + first * kLanes * args.ldx + static_cast<size_t>(range.first) * tile_shape(F).inputs;
-        const float* sums = args.sums + first * args.sum_floats;
+        range.first = begin + (end - begin) * i / ranges;
+        range.steps = begin + (end - begin) * (i + 1) / ranges - range.first;
+        unpack_range<F>(args, panel, PANELS, range);
+        const int next = range.first + range.steps;
+        if (i + 1 < ranges) {
+            fetch_range<F>(args, panel, PANELS, next);
+        } else {
+            fetch_range<F>(args, panel + PANELS, PANELS, begin);
+        }
+        const uint16_t* x = args.x + static_cast<size_t>(range.first) * kRowTileWords;
         float* total = totals;
-        for (int block = first; block < end; ++block) {
-            multiply_range<PANELS>(range, x, args.ldx, products);
-            for (int p = 0; p < PANELS; ++p, total += kLanes * kLanes) {
-                add_range(range, p, products[p], sums, total);
-                if (i + 1 == ranges) store_totals(args, total, block, panel + p);
+        for (int block = 0; block < blocks; block += 2, x += 2 * next_block, total += kPair) {
+            const int count = block + 1 < blocks ? 2 : 1;
+            if (count == 2) {
+                multiply_range<PANELS, 2>(range, x, next_block, total);
+            } else {
+                multiply_range<PANELS, 1>(range, x, next_block, total);
             }
-            x += kLanes * args.ldx;
-            sums += args.sum_floats;
+            if (next < steps) continue;
+            for (int b = 0; b < count; ++b) {
+                for (int p = 0; p < PANELS; ++p)
+                    store_outputs(args, total + (2 * b + p) * kLanes * kLanes, kLanes, block + b, panel + p);
+            }
         }
     }
 }
 
+// Inputs that do not fit the level 2 cache are taken in parts, each by as many panels as there is room for totals.
 template <TileFormat F>
 static void multiply_many_rows(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
-    configure_packed<F>(kLanes);
-    static_assert(size_t{2} * kMaxPackedBlocks * kLanes * kLanes * sizeof(float) <= kPackedScratchBytes);
+    configure_packed(kLanes);
     float* const totals = reinterpret_cast<float*>(scratch);
-    const int blocks = (args.rows + kLanes - 1) / kLanes;
-    const int fitting = static_cast<int>(kResidentInputs / (kLanes * args.ldx * sizeof(uint16_t)));
-    const int most = fitting < 2 ? 2 : fitting < kMaxPackedBlocks ? fitting : kMaxPackedBlocks;
-    const int passes = (blocks + most - 1) / most;
-    for (int pass = 0; pass < passes; ++pass) {
-        const int first = blocks * pass / passes, end = blocks * (pass + 1) / passes;
-        int panel = panel_begin;
-        for (; panel + 2 <= panel_end; panel += 2)
-            multiply_many_rows<F, 2>(args, panel, first, end, totals);
-        if (panel < panel_end) multiply_many_rows<F, 1>(args, panel, first, end, totals);
+    const int pairs = (args.rows + 2 * kLanes - 1) / (2 * kLanes), steps = step_count<F>(args);
+    const size_t step_bytes = size_t{4} * kLanes * kTileDepth * static_cast<size_t>(pairs);
+    const int fitting = static_cast<int>(kResidentInputs / step_bytes) + 1;
+    const int parts = (steps + fitting - 1) / fitting;
+    const int group = kTotalTiles / (4 * pairs) * 2;  // panels
+    for (int first = panel_begin; first < panel_end; first += group) {
+        const int last = first + group < panel_end ? first + group : panel_end;
+        for (int part = 0; part < parts; ++part) {
+            const int begin = steps * part / parts, end = steps * (part + 1) / parts;
+            float* total = totals;
+            for (int panel = first; panel < last;
+                 panel += 2, total += parts > 1 ? size_t{4} * kLanes * kLanes * static_cast<size_t>(pairs) : 0) {
+                if (panel + 1 < last) {
+                    multiply_panels<F, 2>(args, panel, begin, end, total);
+                } else {
+                    multiply_panels<F, 1>(args, panel, begin, end, total);
+                }
+            }
+        }
     }
 }
 
 template <TileFormat F>
 static void multiply_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
-    if (args.rows > kLanes) {
-        multiply_many_rows<F>(args, panel_begin, panel_end, scratch);
-    } else {
-        multiply_few_rows<F, kLanes>(args, panel_begin, panel_end);
+    switch ((args.rows + kLanes - 1) / kLanes) {
+        case 1:
+            return multiply_few_rows<F, 1>(args, panel_begin, panel_end);
+        case 2:
+            return multiply_few_rows<F, 2>(args, panel_begin, panel_end);
+        case 3:
+            return multiply_few_rows<F, 3>(args, panel_begin, panel_end);
+        case 4:
+            return multiply_few_rows<F, 4>(args, panel_begin, panel_end);
+    }
+    // Totals of two panels must fit; more rows come in several passes.
+    constexpr int kMostRows = kTotalTiles / 2 * kLanes;
+    for (int row = 0; row < args.rows; row += kMostRows) {
+        PackedLinearArgs some = args;
+        some.rows = args.rows - row < kMostRows ? args.rows - row : kMostRows;
+        some.x += static_cast<size_t>(row) * args.ldx;
+        some.out += static_cast<size_t>(row) * args.ldo;
+        multiply_many_rows<F>(some, panel_begin, panel_end, scratch);
     }
 }
 
 static void linear_packed(const PackedLinearArgs& args, int panel_begin, int panel_end, char* scratch) {
     with_format(args.format, [&]<TileFormat F> { multiply_packed<F>(args, panel_begin, panel_end, scratch); });
     _tile_release();
+    _mm_sfence();  // streamed outputs are there before the task counts as done
 }

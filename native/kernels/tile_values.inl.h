@@ -6,7 +6,53 @@ FORERUN_INLINE uint16_t word_at(const uint8_t* from, int word) {
     return value;
 }
 
-// The code of input `k` of output `lane`, as stored.
+FORERUN_INLINE uint32_t dword_at(const uint8_t* from, int dword) {
+    uint32_t value;
+    __builtin_memcpy(&value, from + 4 * dword, sizeof value);
+    return value;
+}
+
+// The code of input `k` of output `lane` in a step of 32 inputs of TileOrder::kRows. `first`, `second`: codes of its
+// tiles, the same where it has but one.
+FORERUN_INLINE int row_code(TileFormat format, const uint8_t* first, const uint8_t* second, int lane, int k) {
+    const int dword = k % 16, half = k / 16;
+    const auto word = [&](int l) {
+        return int{word_at(first + static_cast<size_t>(l) * kLineBytes, 2 * dword + half)};
+    };
+    const auto turned_right = [](uint32_t x, int n) { return x >> n | x << (32 - n); };
+    switch (code_bits(format)) {
+        case 4: {
+            const int value = word(lane / 4);
+            return lane % 4 == 3 ? value >> 13 | (value & 1) << 3 : value >> (1 + lane % 4 * 4) & 15;
+        }
+        case 5: {
+            int turned = 0;
+            if (lane < 15) {
+                turned = word(lane / 3) >> lane % 3 * 5 & 31;
+            } else {
+                for (int l = 0; l < 5; ++l)
+                    turned |= word(l) >> 15 << l;
+            }
+            return turned >> 1 | (turned & 1) << 4;
+        }
+        case 6: {
+            const auto line = [&](int l) {
+                return dword_at((l < 3 ? first : second) + static_cast<size_t>(l % 3) * kLineBytes, dword);
+            };
+            const int number = 2 * lane + half;
+            if (number < 30) return static_cast<int>(turned_right(line(number / 5), 5 + number % 5 * 6) & 63);
+            const int l = number == 30 ? 0 : 3;
+            return static_cast<int>((line(l) >> 3 & 3) | (line(l + 1) >> 3 & 3) << 2 | (line(l + 2) >> 3 & 3) << 4);
+        }
+        default:
+            return static_cast<int>(turned_right(dword_at(first + static_cast<size_t>(lane / 2) * kLineBytes, dword),
+                                                 7 + 16 * (lane % 2) + 8 * half) &
+                                    255) -
+                   128;
+    }
+}
+
+// The code of input `k` of output `lane`, as stored in TileOrder::kPairs.
 FORERUN_INLINE int tile_code(TileFormat format, const uint8_t* codes, int lane, int k) {
     const int pair = k / 2, word = 2 * lane + k % 2;
     const auto line = [&](int l) { return int{word_at(codes + static_cast<size_t>(l) * kLineBytes, word)}; };
@@ -43,11 +89,21 @@ FORERUN_INLINE LaneScale tile_scale(TileFormat format, const uint8_t* header, co
     return {d * static_cast<float>(tile[lane]), m * -static_cast<float>(tile[16 + lane])};
 }
 
-static void tile_values(TileFormat format, const uint8_t* header, const uint8_t* tile, int lane, float* out) {
+// Tile number `index` of its panel.
+static void tile_values(TileFormat format, TileOrder order, const uint8_t* header, const uint8_t* tile, int index,
+                        int lane, float* out) {
     const TileShape shape = tile_shape(format);
     const LaneScale scale = tile_scale(format, header, tile, lane);
+    const uint8_t* const codes = tile + shape.scale_bytes;
+    // A step of 32 inputs is one tile or an even one and the next.
+    const bool is_second = shape.inputs < kTileDepth && index % 2 == 1;
+    const uint8_t* const first = is_second ? codes - shape.tile_bytes : codes;
+    const uint8_t* const second = shape.inputs < kTileDepth ? first + shape.tile_bytes : first;
     for (int k = 0; k < shape.inputs; ++k) {
-        const int number = tile_code(format, tile + shape.scale_bytes, lane, k) - shape.zero_code;
+        const int code = order == TileOrder::kRows
+                             ? row_code(format, first, second, lane, is_second ? shape.inputs + k : k)
+                             : tile_code(format, codes, lane, k);
+        const int number = code - shape.zero_code;
         out[k] = static_cast<float>(number) * scale.d;
         if (has_minimum(format)) out[k] += scale.m;
     }

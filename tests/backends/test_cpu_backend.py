@@ -59,7 +59,7 @@ class TiledOps(Bf16Ops):
             weights = np.exp2(scores - new_m[..., None]).astype(np.float32)
             alpha, m = np.exp2(m - new_m), new_m
             total = total * alpha + weights.sum(axis=-1)
-            values = np.einsum("grn,ngd->grd", round_to_bf16(weights), self._kv.values[layer, chunk])
+            values = np.einsum("grn,ngd->grd", round_to_bf16(weights), self._kv.values[layer][chunk])
             mixed = mixed * alpha[..., None] + values
         return mixed / total[..., None]
 

@@ -36,7 +36,7 @@ from forerun.errors import CapacityError, ModelFileError, UnsupportedModel, Usag
 from forerun.machine import available_memory
 from forerun.models import decoder
 
-KERNELS_VERSION = "k6"  # raise it whenever a bit of a logit changes
+KERNELS_VERSION = "k7"  # raise it whenever a bit of a logit changes
 ISA_VARIABLE = "FORERUN_ISA"
 FAULTS = ("row_ulp",)
 # Packed weights meet inputs of 16 bits there, elsewhere bfloat16.
@@ -203,7 +203,7 @@ class CpuBackend:
         shapes = dict(spec.weight_shapes)
         recorder = Recorder(shapes)
         spec.forward(recorder)
-        loader = Loader(spec.model.weights, shapes, spec.weights or self._weights, self._pool)
+        loader = Loader(spec.model.weights, shapes, spec.weights or self._weights, self._pool, self._table)
         parts = [part for stack in recorder.products() for part in loader.parts(stack)]
         return sum(_native.PackedMatrix.bytes(part.num_rows, part.cols, part.format) for part in parts)
 
@@ -214,7 +214,7 @@ class CpuBackend:
         result = spec.forward(recorder)
         shapes = {name: every[name] for name in recorder.weights()}
         _check_weights(spec.all_weights, shapes)
-        loader = Loader(spec.all_weights, shapes, spec.weights or self._weights, self._pool, progress)
+        loader = Loader(spec.all_weights, shapes, spec.weights or self._weights, self._pool, self._table, progress)
         stacks = {stack: loader.parts(stack) for stack in recorder.matrices()}
         new = {stack: parts for stack, parts in stacks.items() if stack not in matrices}
         parts = [part for some in new.values() for part in some]

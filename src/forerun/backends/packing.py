@@ -18,6 +18,7 @@ class Loader:
 
     shapes  logical weights that are read
     choice  one of weight_formats.CHOICES
+    table   kernel table that multiplies them
     """
 
     def __init__(
@@ -26,11 +27,13 @@ class Loader:
         shapes: Mapping[str, tuple[int, ...]],
         choice: str,
         pool: _native.ThreadPool,
+        table: str,
         progress: Progress | None = None,
     ) -> None:
         self._weights = weights
         self._choice = choice
         self._pool = pool
+        self._table = table
         self._progress = progress
         self._shapes = dict(shapes)
         self._done = 0.0
@@ -43,7 +46,7 @@ class Loader:
 
     def matrix(self, part: Part, arena: _native.Arena) -> _native.PackedMatrix:
         """Pack the matrices of a part."""
-        packed = _native.PackedMatrix(arena, part.num_rows, part.cols, part.format)
+        packed = _native.PackedMatrix(arena, part.num_rows, part.cols, part.format, self._table)
         start = 0
         for name, rows in zip(part.names, part.rows, strict=True):
             step = max(PANEL, CHUNK_BYTES // (4 * part.cols) // PANEL * PANEL)
