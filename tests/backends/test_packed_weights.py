@@ -156,7 +156,7 @@ def test_linear_of_small_whole_numbers_is_exact(table, name):
     if table in ROUNDING_TABLES and name in (
         "Q4_K",
         "Q5_K",
-    ):  # their scales are not powers of two, so minima leave crumbs
+    ):  # minima leave crumbs of scales
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-7 * np.max(np.abs(want)))
     else:
         np.testing.assert_array_equal(got, want)
