@@ -67,9 +67,10 @@ FORERUN_INLINE void begin_scales(const uint8_t* panel, int step, PassScales& sca
     store_scales<F>(scales.group, step_tile<F>(panel, step), scales.steps[step & 1]);
 }
 
-// A step of a panel to [16][32]; where panels stream past, what is needed soon on its way from memory.
+// A step of a pass, which takes those before `end`, to [16][32]; where panels stream past, what is needed soon on its
+// way from memory.
 template <TileFormat F, bool STREAMS>
-FORERUN_INLINE void unpack_step(const uint8_t* panel, int step, PassScales& scales, uint16_t* out) {
+FORERUN_INLINE void unpack_step(const uint8_t* panel, int step, int end, PassScales& scales, uint16_t* out) {
     constexpr TileShape kShape = tile_shape(F);
     constexpr int kGroupSteps = kShape.group_tiles / kTilesPerStep<F>;
     const uint8_t* const tile = step_tile<F>(panel, step);
@@ -80,9 +81,10 @@ FORERUN_INLINE void unpack_step(const uint8_t* panel, int step, PassScales& scal
         if constexpr (STREAMS) fetch_far(tile + kFarBytes + 64 * line);
         if constexpr (STREAMS) fetch_near(tile + kNearBytes + 64 * line);
     };
-    // Behind the last step this reads what it does not use, from the next panel or what pads the arena.
-    if (kGroupSteps > 1 && (step + 1) % kGroupSteps == 0) begin_group<F>(panel, step + 1, scales);
-    store_scales<F>(scales.group, step_tile<F>(panel, step + 1), scales.steps[(step + 1) & 1]);
+    if (step + 1 < end) {
+        if (kGroupSteps > 1 && (step + 1) % kGroupSteps == 0) begin_group<F>(panel, step + 1, scales);
+        store_scales<F>(scales.group, step_tile<F>(panel, step + 1), scales.steps[(step + 1) & 1]);
+    }
     unpack_rows<F>(tile, scales.steps[step & 1], out, fetch);
 }
 
@@ -182,7 +184,7 @@ static void multiply_panel(const PackedLinearArgs& args, int columns, int panel)
     const size_t next_step = static_cast<size_t>(columns) * kTileDepth;
     const uint16_t* x = args.x;
     const auto unpack = [&](int step) __attribute__((always_inline)) {
-        if (step < steps) unpack_step<F, true>(weights, step, scales, ring[step & (kRing - 1)]);
+        if (step < steps) unpack_step<F, true>(weights, step, steps, scales, ring[step & (kRing - 1)]);
     };
     zero_total<0>();
     if constexpr (BLOCKS > 1) zero_total<1>();
@@ -234,7 +236,7 @@ static void unpack_range(const PackedLinearArgs& args, int panel, int panels, Un
         for (const uint8_t* line = step_tile<F>(from, range.first); line < end; line += 64)
             fetch_near(line);
         for (int i = 0; i < range.steps; ++i)
-            unpack_step<F, false>(from, range.first + i, scales, range.weights[p][i]);
+            unpack_step<F, false>(from, range.first + i, range.first + range.steps, scales, range.weights[p][i]);
     }
     finish_stores(range.weights);
 }
