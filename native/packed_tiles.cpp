@@ -197,18 +197,23 @@ void pack_row_bytes(const RowGroup* groups, uint8_t* to) {
     }
 }
 
+// Adds code `number` of 32, see tile_formats.h.
+void put_six_bits(uint32_t code, int number, uint32_t (&lines)[6]) {
+    if (number < 30) {
+        lines[number / 5] |= turned_left(code, 5 + number % 5 * 6);
+        return;
+    }
+    for (int i = 0; i < 3; ++i)
+        lines[(number - 30) * 3 + i] |= (code >> 2 * i & 3) << 3;
+}
+
 // Codes of a step's first sixteen inputs and of its last. `to`: codes of the two tiles, `next` bytes apart
 void pack_row_sixes(const RowGroup* first, const RowGroup* last, uint8_t* to, size_t next) {
     for (int j = 0; j < kLanes; ++j) {
         uint32_t lines[6] = {};
-        for (int number = 0; number < 2 * kLanes; ++number) {
-            const uint32_t code = (number % 2 ? last : first)[number / 2].codes[j];
-            if (number < 30) {
-                lines[number / 5] |= turned_left(code, 5 + number % 5 * 6);
-            } else {
-                for (int i = 0; i < 3; ++i)
-                    lines[(number - 30) * 3 + i] |= (code >> 2 * i & 3) << 3;
-            }
+        for (int o = 0; o < kLanes; ++o) {
+            put_six_bits(first[o].codes[j], 2 * o, lines);
+            put_six_bits(last[o].codes[j], 2 * o + 1, lines);
         }
         for (size_t l = 0; l < 6; ++l)
             std::memcpy(to + l / 3 * next + l % 3 * kLineBytes + 4 * static_cast<size_t>(j), &lines[l], 4);
