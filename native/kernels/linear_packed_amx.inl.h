@@ -8,7 +8,7 @@
 // that both overlap with the weights' way from memory. More rows multiply a range of two panels, unpacked once, by one
 // pair of blocks after the other.
 
-constexpr size_t kFarBytes = 32768, kNearBytes = 2048;  // ahead of the step in use: into the second and first level
+constexpr size_t kFarBytes = 8192, kNearBytes = 1024;  // ahead of the step in use: into the second and first level
 constexpr int kRing = 4;                                // steps between unpacking and multiplying, and one
 constexpr int kMostFewBlocks = 4;                       // of sixteen rows
 
