@@ -9,8 +9,7 @@
 // pair of blocks after the other.
 
 constexpr size_t kFarBytes = 8192, kNearBytes = 1024;  // ahead of the step in use: into the second and first level
-constexpr int kRing = 4;                                // steps between unpacking and multiplying, and one
-constexpr int kMostFewBlocks = 4;                       // of sixteen rows
+constexpr int kRing = 4;                               // steps between unpacking and multiplying, and one
 
 constexpr int kRangeSteps = 8;                        // of two panels, unpacked for many rows: for the level 1 cache
 constexpr size_t kResidentInputs = size_t{1} << 19;   // of inputs that stay in the level 2 cache
