@@ -255,10 +255,10 @@ void read_groups(TileFormat format, const uint8_t* rows, size_t row_bytes, int c
 void pack_panel(TileFormat format, TileOrder order, const uint8_t* rows, size_t row_bytes, int count, int tiles,
                 uint8_t* panel) {
     const TileShape shape = tile_shape(format);
-    RowGroup groups[kLanes], before[kLanes];
+    RowGroup of_step[2][kLanes];  // of an even tile and of the next
     for (int tile = 0; tile < tiles; ++tile) {
         uint8_t *const at = panel + tile_offset(shape, tile), *const codes = at + shape.scale_bytes;
-        std::memcpy(before, groups, sizeof groups);
+        RowGroup* const groups = of_step[tile % 2];
         read_groups(format, rows, row_bytes, count, tile, groups);
         pack_scales(format, groups, panel + header_offset(shape, tile), at);
         if (order == TileOrder::kPairs) {
@@ -266,7 +266,7 @@ void pack_panel(TileFormat format, TileOrder order, const uint8_t* rows, size_t 
         } else if (format != TileFormat::kQ6_K) {
             pack_row_codes(format, groups, codes);
         } else if (tile % 2 == 1) {
-            pack_row_sixes(before, groups, codes - shape.tile_bytes, shape.tile_bytes);
+            pack_row_sixes(of_step[0], of_step[1], codes - shape.tile_bytes, shape.tile_bytes);
         }
     }
 }

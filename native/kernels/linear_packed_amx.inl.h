@@ -11,9 +11,8 @@
 constexpr size_t kFarBytes = 8192, kNearBytes = 1024;  // ahead of the step in use: into the second and first level
 constexpr int kRing = 4;                               // steps between unpacking and multiplying, and one
 
-constexpr int kRangeSteps = 8;                        // of two panels, unpacked for many rows: for the level 1 cache
-constexpr size_t kResidentInputs = size_t{1} << 19;   // of inputs that stay in the level 2 cache
-constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
+constexpr int kRangeSteps = 8;                       // of two panels, unpacked for many rows: for the level 1 cache
+constexpr size_t kResidentInputs = size_t{1} << 19;  // of inputs that stay in the level 2 cache
 constexpr int kTotalTiles = static_cast<int>(kPackedScratchBytes / (kLanes * kLanes * sizeof(float)));
 
 // As the assembler sees them, so that they stay where they are: the compiler would put them side by side.
@@ -94,7 +93,7 @@ static void store_outputs(const PackedLinearArgs& args, const float* total, int 
     const Vec bias = args.bias ? load_first(args.bias + column, lanes) : zero();
     float* const out = args.out + static_cast<size_t>(first) * args.ldo + column;
     // Streams, or every cache line would be read before it is written.
-    const bool streams = static_cast<size_t>(args.rows) * static_cast<size_t>(args.columns) >= kStreamedOutputs;
+    const bool streams = streams_outputs(args);
     const auto store_row = [&](int row, Vec outputs) __attribute__((always_inline)) {
         float* const to = out + static_cast<size_t>(row) * args.ldo;
         const Vec result = args.bias ? outputs + bias : outputs;

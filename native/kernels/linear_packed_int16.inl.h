@@ -15,9 +15,8 @@
 // has two panels, the next pair in the order in which it lies in memory, else what lies 2 KB ahead.
 
 constexpr size_t kPanelAhead = 2048;  // bytes between the tile in use and the one prefetched, of a single panel
-constexpr size_t kRangeBytes = size_t{384} << 10;     // of inputs that stay in the level 2 cache meanwhile
-constexpr int kRangeRows = 16;                        // at least; weights pass by once for so many
-constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
+constexpr size_t kRangeBytes = size_t{384} << 10;  // of inputs that stay in the level 2 cache meanwhile
+constexpr int kRangeRows = 16;                     // at least; weights pass by once for so many
 
 template <TileFormat F>
 constexpr int kGroupTiles = kQuantisedInputs / tile_shape(F).inputs;
@@ -172,10 +171,6 @@ FORERUN_INLINE void add_tile(const TileInputs* inputs, size_t ldx, const LaneSca
             if constexpr (has_minimum(F)) part[p][r] = fma(broadcast(at[r]->sum), scales.minimum, part[p][r]);
         }
     }
-}
-
-FORERUN_INLINE bool streams_outputs(const PackedLinearArgs& args) {
-    return static_cast<size_t>(args.rows) * static_cast<size_t>(args.columns) >= kStreamedOutputs;
 }
 
 // Streams, or the cache line would be read before it is written.

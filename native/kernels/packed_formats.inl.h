@@ -31,3 +31,9 @@ FORERUN_INLINE const float* tile_sums(const float* sums, int tile) {
     return sums +
            (tile_shape(F).inputs == kTileDepth ? kSumsPerTile * tile : tile / 2 * kSumsPerTile + tile % 2 + 1) * kLanes;
 }
+
+constexpr size_t kStreamedOutputs = size_t{1} << 21;  // that no cache would keep, such as logits of many rows
+
+FORERUN_INLINE bool streams_outputs(const PackedLinearArgs& args) {
+    return static_cast<size_t>(args.rows) * static_cast<size_t>(args.columns) >= kStreamedOutputs;
+}

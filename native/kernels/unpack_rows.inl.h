@@ -46,9 +46,10 @@ struct GroupScales {
 
 template <TileFormat F>
 FORERUN_INLINE void store_group(const uint8_t* header, GroupScales& to) {
-    if constexpr (tile_shape(F).group_tiles > 1) store(to.d, cut_halves(header, kCutOff));
-    if constexpr (tile_shape(F).group_tiles > 1 && has_minimum(F))
-        store(to.minimum, cut_halves(header + 2 * kLanes, -kCutOff));
+    if constexpr (tile_shape(F).group_tiles == 1) return;
+    const LaneScales group = group_scales<F>(header);
+    store(to.d, group.scale * broadcast(kCutOff));
+    if constexpr (has_minimum(F)) store(to.minimum, group.minimum * broadcast(kCutOff));
 }
 
 // The first BITS bits of every number, rounded.
@@ -78,13 +79,14 @@ FORERUN_INLINE void store_scales(const GroupScales& group, const uint8_t* tile, 
         FORERUN_UNROLL
         for (int half = 0; half < kHalves; ++half) {
             const uint8_t* const scales = tile + half * tile_shape(F).tile_bytes;
-            const Vec scale = first_bits<10>(load(group.d) * bytes(reinterpret_cast<const int8_t*>(scales)));
+            const Vec scale = first_bits<10>(lane_scales<F, 0>({load(group.d), zero()}, scales).scale);
             store(to.scale[half], scale);
             store_offsets<3>(scale, kSixPlaces, tile_shape(F).zero_code, to.offset[half]);
         }
     } else {
-        store(to.scale[0], load(group.d) * bytes(tile));
-        store(to.minimum, load(group.minimum) * bytes(tile + kLanes));
+        const LaneScales scales = lane_scales<F, 0>({load(group.d), load(group.minimum)}, tile);
+        store(to.scale[0], scales.scale);
+        store(to.minimum, scales.minimum);
     }
 }
 
