@@ -123,16 +123,20 @@ def test_there_is_a_bound_on_what_is_kept(tmp_path):
 
 
 class TestThroughTheEngine:
-    PARAMS = SamplingParams(max_tokens=200, ignore_eos=True)
+    PARAMS = SamplingParams(max_tokens=40, ignore_eos=True)
 
     def llm(self, path, folder, **options) -> LLM:
         config = SpeculationConfig("ngram", options=options)
         return LLM(str(path), speculation=config, threads=1, options=EngineOptions(drafter_files=folder))
 
+    def learn(self, llm: LLM) -> None:
+        """Until its files are written, which is after 64 steps; how many tokens a step yields varies with its time."""
+        for _ in range(64):
+            llm.generate(["a b a b a b"], self.PARAMS)
+
     def test_the_next_engine_begins_with_it(self, tiny_model, tmp_path):
         first = self.llm(tiny_model, tmp_path)
-        for _ in range(6):  # files are written after 64 steps
-            first.generate(["a b a b a b"], self.PARAMS)
+        self.learn(first)
         budget = first.engine.speculator.budget
         assert budget._calibrations["ngram"].num_tested > 0
         assert len(list(tmp_path.glob("calibration-*.json"))) == 1
@@ -152,8 +156,7 @@ class TestThroughTheEngine:
 
     def test_a_damaged_file_is_no_error(self, tiny_model, tmp_path):
         first = self.llm(tiny_model, tmp_path)
-        for _ in range(6):  # files are written after 64 steps
-            first.generate(["a b a b a b"], self.PARAMS)
+        self.learn(first)
         (path,) = tmp_path.glob("calibration-*.json")
         path.write_bytes(b"\xff" * 100)
         again = self.llm(tiny_model, tmp_path)
