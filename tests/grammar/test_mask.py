@@ -114,22 +114,6 @@ def test_a_token_that_is_not_allowed_is_an_error():
         mask.advance(SMOL.encode("x")[0])
 
 
-def test_a_mask_that_takes_too_long_is_the_last(monkeypatch: pytest.MonkeyPatch):
-    """An ambiguous grammar slows down with the cube of the text, within all limits of the library."""
-    monkeypatch.setattr("forerun.grammar.mask.MASK_LIMIT_S", 0.005)
-    slow, (a,) = mask_of(Grammar.lark('start: a\na: a a | "a" | a a a | ""')), SMOL.encode("a")
-
-    def walk() -> None:
-        for _ in range(500):
-            slow.allowed()
-            slow.advance(a)
-
-    with pytest.raises(GrammarError, match=r"the grammar cannot go on here: .* 0\.0\d+ s to find"):
-        walk()
-    with pytest.raises(GrammarError, match="to find"):  # a step that failed is tried again
-        slow.allowed()
-
-
 def test_forced_text_is_spelled_by_the_tokenizer_up_to_the_end(tokenizer: Tokenizer):
     mask = mask_of(Grammar.regex("(yes|no), some name of it"), tokenizer)
     assert mask.forced() == []

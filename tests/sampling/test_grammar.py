@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from forerun.sampling.grammar import allowed_of, allows, cut_to_grammar, mask_rows, path_masks, unpack
+from forerun.errors import GrammarError
+from forerun.sampling.grammar import allowed_of, allows, cut_to_grammar, cut_to_limits, mask_rows, path_masks, unpack
 from forerun.sampling.processors import History, process
 from forerun.sequence import Request, SamplingParams, Sequence
 from forerun.speculation.tree import DraftTree
@@ -136,6 +137,37 @@ def test_a_draft_is_cut_at_the_first_token_that_is_refused(paths: list[list[int]
     tree = DraftTree.from_paths(7, paths)
     assert cut_to_grammar(sequence_of(Successor(7)), tree).tokens == kept
     assert cut_to_grammar(sequence_of(None), tree) is tree
+
+
+class Slow(Successor):
+    """Gives up behind token 8, as a grammar that takes too long does."""
+
+    def allowed(self) -> np.ndarray:
+        if self.last == 8:
+            raise GrammarError("too slow")
+        return super().allowed()
+
+    def fork(self) -> "Slow":
+        return Slow(self.last)
+
+
+def test_a_draft_is_cut_where_its_masks_take_too_long() -> None:
+    tree, sequence = DraftTree.from_paths(7, [[7, 7, 8], [7, 8, 8], [8]]), sequence_of(Slow(7))
+    assert cut_to_limits(sequence, tree).tokens == (7, 7, 7)
+    assert cut_to_grammar(sequence, tree).tokens == (7, 7, 7, 8, 8, 8)  # the row behind an 8 is not asked for here
+    masks = path_masks(sequence)
+    assert masks is not None
+    assert masks.ahead([8]) is None
+    with pytest.raises(GrammarError):
+        masks.behind([8])
+    assert cut_to_limits(sequence_of(Successor(7)), tree) is tree
+    assert cut_to_limits(sequence_of(None), tree) is tree
+    drawn = DraftTree.of([7, 7, 8], [-1, 0, 1], [1.0, 0.5, 0.5], "x", {0: np.ones(VOCAB), 1: np.ones(VOCAB)})
+    assert cut_to_limits(sequence_of(Slow(7)), drawn).num_nodes == 0
+    ending = sequence_of(Slow(8))  # its own row is for the step to mask, which fails
+    assert cut_to_limits(ending, DraftTree.chain(8, [8], [0.5], "x")).num_nodes == 0
+    with pytest.raises(GrammarError):
+        mask_rows(ending, DraftTree.root_only(8))
 
 
 def test_no_grammar_no_masks() -> None:

@@ -5,7 +5,8 @@ The model talks nonsense, so whatever is valid here is so because of the grammar
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from forerun.config import SpeculationConfig
+from forerun.grammar import mask, meter
 from tests.server.conftest import MODEL, Server, serving, tiny_llm
 
 NO_GAPS = {"whitespace_pattern": " ?"}  # else a model that talks nonsense fills its answer with blanks
@@ -241,3 +243,36 @@ def test_a_grammar_that_grows_while_it_is_used_harms_its_own_request_only(drafti
         assert caught.value.code == "grammar_too_complex"
     assert drafting.http.get("/health").json()["engine"]["drafters_off"] == {}
     assert ask(drafting, temperature=0, max_tokens=30).choices[0].message.content == want
+
+
+def test_an_ambiguous_grammar_takes_no_more_than_its_allowance_from_the_others(
+    drafting: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slows down with the cube of its text, drafted or not. Beside it another answer stays as it is."""
+    limits = {"CALL_LIMIT_S": 0.01, "SLOW_S": 0.002, "ALLOWANCE_S": 0.02, "LOOK_LIMIT_S": 0.004}
+    for name, seconds in limits.items():
+        monkeypatch.setattr(meter, name, seconds)
+    calls: list[float] = []
+    real = mask.timed
+
+    def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+        found, seconds = real(call)
+        calls.append(seconds)
+        return found, seconds
+
+    monkeypatch.setattr(mask, "timed", timed)
+    good = {"temperature": 0, "max_tokens": 300}
+    want = ask(drafting, **good).choices[0].message.content
+    hostile = {"guided_grammar": 'start: a\na: a a | "a" | a a a | ""'}
+    (a,) = drafting.llm.tokenizer.encode("a")
+    only_a = {"max_tokens": 900, "temperature": 0, "logit_bias": {str(a): 100}}
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(ask, drafting, **good)
+        for speculation in ({}, {"drafter": "off"}):
+            with pytest.raises(openai.BadRequestError, match="make it less ambiguous") as caught:
+                ask(drafting, **only_a, extra_body=hostile | {"speculation": speculation})
+            assert caught.value.code == "grammar_too_complex"
+        assert beside.result().choices[0].message.content == want
+    slow = [seconds for seconds in calls if seconds > limits["SLOW_S"]]
+    assert sum(slow) <= 2 * (2 * limits["ALLOWANCE_S"] + 2 * max(slow)), "more than the allowances and the last calls"
+    assert drafting.http.get("/health").json()["engine"]["drafters_off"] == {}

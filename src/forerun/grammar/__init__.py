@@ -3,6 +3,7 @@
     source    Grammar: a JSON schema, a regular expression, a lark grammar or a list of choices, as it was asked for
     tokens    a model's vocabulary as the grammar library reads it
     mask      GrammarMask: the sequence.TokenMask of one running choice
+    meter     Meter: the time that a request's grammar has taken, and when that is too much
     compiler  GrammarCompiler: Grammar -> masks, with a bounded cache
     guard     GrammarGuard: tries a stranger's grammar in a process of its own, with limits of time and memory
 

@@ -8,6 +8,7 @@ import llguidance
 
 from forerun.grammar.mask import GrammarMask
 from forerun.grammar.matchers import new_matcher
+from forerun.grammar.meter import Meter
 from forerun.grammar.source import Grammar
 from forerun.grammar.tokens import make_tokens
 from forerun.sequence import TokenMask
@@ -37,7 +38,7 @@ class GrammarCompiler:
             return (grammar.kind, grammar.text) in self._cache
 
     def compile(self, grammar: Grammar) -> Callable[[], TokenMask]:
-        """What makes a mask for one choice, standing before its first token.
+        """What makes a mask for one choice of one request, standing before its first token.
 
         Raises RequestError when the grammar is none, cannot be honoured, or is bigger than one may be. How long it
         takes is up to the grammar: those of strangers go through a GrammarGuard first.
@@ -54,8 +55,8 @@ class GrammarCompiler:
             self._cache.move_to_end(key)
             while len(self._cache) > self._max_cached:
                 self._cache.popitem(last=False)
-        num_words, end = self._num_words, self._tokenizer.eos_ids[0]
-        return lambda: GrammarMask(matcher.deep_copy(), num_words, end)
+        num_words, end, meter = self._num_words, self._tokenizer.eos_ids[0], Meter()
+        return lambda: GrammarMask(matcher.deep_copy(), num_words, end, meter)
 
     def _vocabulary(self) -> llguidance.LLTokenizer:
         with self._preparing:

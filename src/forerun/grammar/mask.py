@@ -1,16 +1,11 @@
 """GrammarMask: the matcher of one running choice, and the looks ahead along its drafts."""
 
-import time
-
 import llguidance
 import numpy as np
 import numpy.typing as npt
 
 from forerun.errors import GrammarError
-
-# Of a processor, for one mask. The library counts items of its parser, not what finding them takes: an ambiguous
-# grammar such as `a: a a | "a"` takes up to a second a mask within its limits, and all running generations wait.
-MASK_LIMIT_S = 0.1
+from forerun.grammar.meter import Looks, Meter, timed
 
 
 class GrammarMask:
@@ -18,33 +13,48 @@ class GrammarMask:
 
     num_words  words of a mask: ceil(V / 32)
     end        the id that ends a text, first among those that do
+    meter      of the request, whose choices share it
+    looks      of the mask that this one looks ahead of, None for the mask of a choice itself
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, num_words: int, end: int) -> None:
-        self._matcher, self._num_words, self._end = matcher, num_words, end
-        self._taken_s = 0.0
+    def __init__(
+        self, matcher: llguidance.LLMatcher, num_words: int, end: int, meter: Meter, looks: Looks | None = None
+    ) -> None:
+        self._matcher, self._num_words, self._end, self._meter = matcher, num_words, end, meter
+        self._is_ahead = looks is not None
+        self._looks = looks or Looks(meter)
+        self._taken_s = 0.0  # by the slowest call here
+        self._forced: list[int] = []  # what was forced here and is not taken yet
 
     def allowed(self) -> npt.NDArray[np.uint32]:
         """[ceil(V / 32)] tokens that may come next. Where the text may end, those that end it are among them.
 
-        Raises GrammarError when the grammar takes more than its limits here.
+        Raises GrammarError when the grammar takes more than its limits here, or looks ahead took more than theirs.
         """
-        start = time.thread_time()
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        # The longest time stays: asked again, as a step that failed does, the library knows the mask already.
-        self._taken_s = max(self._taken_s, time.thread_time() - start)
+        self._may_look()
+        words, seconds = timed(self._matcher.compute_bitmask)
         self._check()
-        if self._taken_s > MASK_LIMIT_S:
-            raise GrammarError(f"the grammar cannot go on here: what may come next takes {self._taken_s:.1g} s to find")
-        return mask[: self._num_words]
+        self._count(seconds)
+        return np.frombuffer(words, np.uint32)[: self._num_words]
 
     def advance(self, token: int) -> None:
-        """Take one more token. Raises GrammarError for one that is not allowed."""
-        if not self._matcher.consume_token(token):
+        """Take one more token. Raises GrammarError for one that is not allowed, and as `allowed` does."""
+        self._may_look()
+        is_taken, seconds = timed(lambda: self._matcher.consume_token(token))
+        if not is_taken:
             self._check()
+        self._taken_s = 0.0
+        self._forced = self._forced[1:] if self._forced[:1] == [token] else []
+        if not self._is_ahead:
+            self._looks.begin_step()
+        self._count(seconds)
 
     def fork(self) -> "GrammarMask":
-        return GrammarMask(self._matcher.deep_copy(), self._num_words, self._end)
+        """An independent copy to look ahead with. Its time counts as such."""
+        self._may_look()
+        copy, seconds = timed(self._matcher.deep_copy)
+        self._looks.add(seconds)
+        return GrammarMask(copy, self._num_words, self._end, self._meter, self._looks)
 
     def forced(self) -> list[int]:
         """Tokens that come next as the grammar leaves no choice of text, spelled as the tokenizer would; may be empty.
@@ -52,15 +62,32 @@ class GrammarMask:
         Where text is forced the mask allows this spelling of it, so it is hardly ever wrong. It is a draft and no
         promise: behind other tokens the rest may be spelled in another way.
         """
-        ahead = self._matcher.deep_copy()
-        tokens = ahead.compute_ff_tokens()
-        taken = ahead.try_consume_tokens(tokens) if tokens else 0
-        return [*tokens[:taken], self._end] if ahead.is_stopped() and not ahead.is_error() else tokens[:taken]
+        if not self._forced and self._looks.may_go_on:  # long texts are found once, not at each of their tokens
+            self._forced, seconds = timed(self._find_forced)
+            self._looks.add(seconds)
+        return list(self._forced)
 
     @property
     def may_end(self) -> bool:
         """True where the text so far is a whole one."""
         return self._matcher.is_accepting()
+
+    def _find_forced(self) -> list[int]:
+        ahead = self._matcher.deep_copy()
+        tokens = ahead.compute_ff_tokens()
+        taken = ahead.try_consume_tokens(tokens) if tokens else 0
+        return [*tokens[:taken], self._end] if ahead.is_stopped() and not ahead.is_error() else tokens[:taken]
+
+    def _may_look(self) -> None:
+        if self._is_ahead and not self._looks.may_go_on:
+            raise GrammarError("the grammar takes too long to look ahead with: the step goes on without")
+
+    def _count(self, seconds: float) -> None:
+        if self._is_ahead:
+            self._looks.add(seconds)
+            return
+        self._taken_s = max(self._taken_s, seconds)
+        self._meter.add(seconds, self._taken_s)
 
     def _check(self) -> None:
         """Raise GrammarError when the matcher has given up.

@@ -9,7 +9,7 @@ import llguidance
 from forerun.grammar.source import Grammar
 
 # What one grammar may take. Fuel and items bound the time of a step (some 20 ms, unless a grammar is ambiguous: that is
-# for MASK_LIMIT_S), states the memory (1 to 2 kB each).
+# for a Meter), states the memory (1 to 2 kB each).
 _LIMITS = {
     "max_grammar_size": 100_000,
     "initial_lexer_fuel": 1_000_000,

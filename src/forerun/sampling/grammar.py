@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from forerun.errors import GrammarError
 from forerun.sequence import Sequence, TokenMask
 from forerun.speculation.tree import DraftTree
 
@@ -50,6 +51,13 @@ class PathMasks:
                 return None
             found = self._masks[key] = np.array(matcher.allowed(), np.uint32)  # a copy: the matcher may use it again
         return found
+
+    def ahead(self, path: Seq[int]) -> Mask | None:
+        """As `behind`, for those who can do without: None also where the grammar takes too long to tell."""
+        try:
+            return self.behind(path)
+        except GrammarError:
+            return None
 
     def _matcher(self, path: Path) -> TokenMask | None:
         if path not in self._matchers:
@@ -97,16 +105,36 @@ def mask_rows(sequence: Sequence, tree: DraftTree) -> Mask | None:
 
 
 def cut_to_grammar(sequence: Sequence, tree: DraftTree) -> DraftTree:
-    """The tree without nodes that no walk can reach: those that the grammar forbids, and all below them."""
+    """The tree without nodes that no walk can reach: those that the grammar forbids, and all below them; and without
+    those of which it takes too long to tell."""
     masks = path_masks(sequence)
     if masks is None:
         return tree
     keep = []
     for row, path in enumerate(_paths(tree)):
-        mask = masks.behind(path[:-1]) if row else None
+        mask = masks.ahead(path[:-1]) if row else None
         if mask is not None and allows(mask, path[-1]):
             keep.append(row)
     return tree if len(keep) == tree.num_nodes else tree.keep(keep)
+
+
+def cut_to_limits(sequence: Sequence, tree: DraftTree) -> DraftTree:
+    """The tree without nodes whose rows take too long to mask, so that no draft ends a request. Of a drawn tree all
+    nodes stay or none."""
+    masks = path_masks(sequence)
+    if masks is None:
+        return tree
+    keep = []
+    for row, path in enumerate(_paths(tree)):
+        try:
+            masks.behind(path)
+        except GrammarError:
+            continue  # nor is any node below it kept: its mask is behind this one
+        if row:
+            keep.append(row)
+    if len(keep) == tree.num_nodes:
+        return tree
+    return DraftTree.root_only(tree.tokens[0]) if tree.draft_probs else tree.keep(keep)
 
 
 def allows(mask: Mask, token: int) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from forerun.batch import Batch, DrawRequest
-from forerun.sampling.grammar import mask_rows
+from forerun.sampling.grammar import cut_to_limits, mask_rows
 from forerun.sampling.prompt_scores import make_score, scored_positions
 from forerun.sampling.request import make_draw
 from forerun.scheduler.scheduler import Share
@@ -42,6 +42,7 @@ def build_batch(shares: Seq[Share], trees: Seq[DraftTree | None], block_size: in
         positions += range(start, stop)
         masks: Seq[int] = ()
         if tree is not None:
+            tree = cut_to_limits(sequence, tree)
             root_row, root = len(tokens) - 1, stop - 1
             draw = make_draw(sequence, tree, len(output_rows))
             if sequence.token_mask is not None:

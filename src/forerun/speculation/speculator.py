@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from forerun.backends.base import ForwardResult
 from forerun.batch import Batch, Outcome
-from forerun.errors import GrammarError, RequestError
+from forerun.errors import RequestError
 from forerun.sampling.grammar import cut_to_grammar
 from forerun.sequence import Request, Sequence
 from forerun.speculation.budget import Budget, StepFacts
@@ -304,10 +304,7 @@ class Speculator:
         verified may not depend on what was drawn."""
         if sequence.token_mask is None or tree.draft_probs:
             return tree
-        try:
-            kept = cut_to_grammar(sequence, tree)
-        except GrammarError:  # no drafter's fault: the sequence's own row meets the same, and ends it
-            return DraftTree.root_only(tree.tokens[0])
+        kept = cut_to_grammar(sequence, tree)
         self.stats.refused_nodes += tree.num_nodes - kept.num_nodes
         return kept
 

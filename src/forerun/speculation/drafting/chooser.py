@@ -39,9 +39,9 @@ class Chooser:
         """The best successors of a path, from the root's child down, given the scores [C] behind it."""
         mask = None
         if self._masks is not None:
-            mask = self._masks.behind(path)
+            mask = self._masks.ahead(path)
             if mask is None:
-                return NONE  # the text ends with the path
+                return NONE  # the text ends with the path, or what may follow takes too long to find
         if self.is_drawn:
             return draw_one(row, self._columns, self._draw, path, self._vocab_size, mask)
         return choose(row, self._columns, self._draw, path, self.width, mask)
