@@ -1,5 +1,6 @@
 """GrammarGuard: grammars that take for ever are stopped, good ones before and after them are not."""
 
+import json
 import time
 
 import pytest
@@ -12,7 +13,7 @@ GOOD = Grammar.json_schema({"type": "object", "properties": {"a": {"type": "stri
 ENDLESS = [
     Grammar.json_schema({"type": "string", "allOf": [{"pattern": f".*a.{{{i}}}b"} for i in range(5, 25)]}),
     Grammar.json_schema({"type": "integer", "multipleOf": 123456789}),
-    Grammar.json_schema({"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(9000)}}),
+    Grammar("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(9000)}})),
 ]
 
 

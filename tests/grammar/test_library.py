@@ -3,6 +3,7 @@
 An upgrade that fails here tells more, or tells it in other words: GrammarMask and matchers.py can then use it.
 """
 
+import json
 from collections.abc import Iterable
 
 import llguidance
@@ -19,7 +20,7 @@ from forerun.text.tokenizer import Tokenizer
 from tests.text.vocabularies import byte_level
 
 TOKENIZER = Tokenizer.from_gguf(byte_level("smollm")[1])
-WIDE = {"type": "object", "properties": {f"k{number}": {} for number in range(1000)}}  # any of them may be the first
+WIDE = json.dumps({"type": "object", "properties": {f"k{number}": {} for number in range(1000)}})  # see width
 
 
 def failure(mask: TokenMask, tokens: Iterable[int]) -> GrammarError:
@@ -40,7 +41,7 @@ def advance_along(mask: TokenMask, tokens: Iterable[int]) -> None:
     ("grammar", "text", "sentence"),
     [
         (Grammar.regex("(((a{1,99}){1,99}){1,99}b|c){99}"), "a" * 400, "lexer error: too many expressions"),
-        (Grammar.json_schema(WIDE), '{"k1"', "Parser Error: Current row has"),
+        (Grammar("json_schema", WIDE), '{"k1"', "Parser Error: Current row has"),
         (Grammar.regex("ab"), "x", "doesn't satisfy the grammar"),
     ],
     ids=["lexer", "parser", "not allowed"],

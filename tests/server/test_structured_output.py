@@ -38,6 +38,7 @@ SCHEMA = {
     "additionalProperties": False,
     "x-guidance": NO_GAPS,
 }
+WIDE = {"type": "object", "properties": {f"k{number}": {"type": "string"} for number in range(1000)}}
 PATTERN = r"(the (cat|cattle|dog) sat on the (mat|matter); ){2,4}end\."
 LARK = 'start: "[" sum "]"\nsum: NUMBER ("+" NUMBER)~0..3\nNUMBER: /[0-9]{1,3}/'
 CHOICES = ["a long answer about nothing", "a long story", "nothing"]
@@ -218,6 +219,7 @@ def test_log_probabilities_are_those_of_the_model(drafting: Server) -> None:
     ("options", "param", "words"),
     [
         ({"response_format": json_schema({"type": "strng"})}, "response_format", "Invalid type: strng"),
+        ({"response_format": json_schema(WIDE)}, "response_format", "1000 optional properties .* require some of them"),
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
         ({"response_format": json_schema(SCHEMA), "extra_body": {"guided_regex": "x"}}, "guided_regex", "pass one"),

@@ -33,6 +33,7 @@ ADDING = {
     "x-guidance": NO_GAPS,
 }
 SCHEMAS = {"get_weather": WEATHER, "add": ADDING, "now": {"type": "object", "maxProperties": 0}}
+WIDE = {"type": "object", "properties": {f"k{number}": {"type": "string"} for number in range(700)}}
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "add"}}
 FORCED = {"required": "required", "named": NAMED}
 
@@ -237,6 +238,7 @@ def test_the_client_s_stream_helper_sees_the_call(calling) -> None:
         ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tools": [tool("add", parameters={"type": "string"})], **REQUIRED}, "tools", "an object"),
         ({"tools": [tool("add", parameters={"properties": {"x": {"type": "strng"}}})], **REQUIRED}, "tools", "strng"),
+        ({"tools": [tool("add", parameters=WIDE)], **REQUIRED}, "tools", "the schema of 'add' .* 700 optional"),
         ({"extra_body": {"functions": []}}, "functions", "replaced by tools"),
     ],
 )

@@ -1,6 +1,7 @@
 """Grammars: what a text must look like, compiled to masks of the tokens that may come next.
 
     source    Grammar: a JSON schema, a regular expression, a lark grammar or a list of choices, as it was asked for
+    width     how many optional properties a schema has at one place, which is bounded
     tokens    a model's vocabulary as the grammar library reads it
     mask      GrammarMask: the sequence.TokenMask of one running choice
     meter     Meter: the time that a request's grammar has taken, and when that is too much

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forerun.errors import RequestError
+from forerun.grammar.width import width_of
 
 MAX_SOURCE_BYTES = 256 << 10  # of a grammar as it was written
 MAX_CHOICES = 10_000
@@ -43,9 +44,11 @@ class Grammar:
             raise RequestError(f"{param} must be a JSON schema: an object", param=param)
         try:
             # Keys stay in their order: it is the order of the properties in the output.
-            return cls("json_schema", json.dumps(schema, separators=(",", ":"), allow_nan=False), param)
+            grammar = cls("json_schema", json.dumps(schema, separators=(",", ":"), allow_nan=False), param)
         except (TypeError, ValueError, RecursionError):
             raise RequestError(f"{param} must be a JSON schema, nested less deeply", param=param) from None
+        refuse_wide(schema, param)
+        return grammar
 
     @classmethod
     def json_object(cls, param: str = "grammar") -> "Grammar":
@@ -74,6 +77,17 @@ class Grammar:
     def error(self, fact: str) -> RequestError:
         """What a user is told about it."""
         return RequestError(f"{self.param}: this {_NAMES[self.kind]} cannot be used: {fact}", param=self.param)
+
+
+def refuse_wide(schema: Mapping[str, Any] | bool, param: str, what: str = "this JSON schema") -> None:
+    """Raise RequestError for a schema with more optional properties at one place than the library can keep apart."""
+    width = width_of(schema)
+    if width.is_too_much:
+        raise RequestError(
+            f"{param}: {what} cannot be used: {width.properties} optional properties may come next at one place of it, "
+            "too many to keep apart: require some of them, or split the object",
+            param=param,
+        )
 
 
 _NAMES = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}

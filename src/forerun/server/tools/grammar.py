@@ -7,7 +7,7 @@ calls has a form of its own; free text is then any that holds no mark of a call.
 
 from forerun.errors import RequestError
 from forerun.grammar.compose import json_rule, lark_of, literal, rule_of, without
-from forerun.grammar.source import Grammar
+from forerun.grammar.source import Grammar, refuse_wide
 from forerun.server.schema.chat import ChatRequest
 from forerun.server.schema.tools import Tool
 from forerun.server.tools.formats import ToolFormat
@@ -44,6 +44,7 @@ def _calls(tools: list[Tool], format: ToolFormat, tokenizer: Tokenizer, may_repe
         schema = function.parameters if function.parameters is not None else _NO_ARGUMENTS
         if schema.get("type", "object") != "object":
             raise RequestError(f"the parameters of {function.name!r} must be an object's schema", param="tools")
+        refuse_wide(schema, "tools", f"the schema of {function.name!r}")
         head = f'{{"name": "{function.name}", "{format.arguments}": '
         rules[f"call_{number}"] = f"{literal(head)} arguments_{number} {literal('}')}"
         rules[f"arguments_{number}"] = json_rule({"type": "object", **schema})
