@@ -157,21 +157,56 @@ def test_nothing_global_is_registered():
     assert b"forerun" not in prometheus_client.generate_latest()
 
 
-def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist(tiny_model):
+@pytest.fixture(scope="module")
+def exported(tiny_model) -> dict[str, set[str]]:
+    """Samples' names by family, of a server as it is by default."""
     with serving(tiny_llm(tiny_model)) as server:
         for word in "abcdefgh":
             ask(server, text=f"{word} one two one two one two")
         ask(server, temperature=7)
-        known = {name for name, _ in read(server)}
-    asked = set()
-    dashboard = json.loads((DEPLOY / "grafana" / "forerun.json").read_text())
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    expressions += [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
-    expressions += re.findall(r"expr: (.*)", (DEPLOY / "prometheus" / "alerts.yml").read_text())
-    for expression in expressions:
-        asked |= set(re.findall(r"\b(?:forerun|process|python)_\w+", expression))
+        families = text_string_to_metric_families(server.http.get("/metrics").text)
+        return {family.name: {sample.name for sample in family.samples} for family in families}
+
+
+def names_in(expressions: list[str]) -> set[str]:
+    return {name for one in expressions for name in re.findall(r"\b(?:forerun|process|python)_\w+", one)}
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    return json.loads((DEPLOY / "grafana" / "forerun.json").read_text())
+
+
+def panel_names(dashboard: dict[str, Any]) -> set[str]:
+    return names_in([target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())])
+
+
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_exist(exported, dashboard):
+    variables = [one["query"]["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
+    alerts = re.findall(r"expr: (.*)", (DEPLOY / "prometheus" / "alerts.yml").read_text())
+    asked = panel_names(dashboard) | names_in(variables + alerts)
     assert len(asked) > 25
-    assert asked - known == set()
+    assert asked - set().union(*exported.values()) == set()
+
+
+def test_every_metric_has_a_panel(exported, dashboard):
+    shown = panel_names(dashboard)
+    counted = {family: names for family, names in exported.items() if not family.endswith("_created")}
+    assert len(counted) > 40
+    assert [family for family, names in counted.items() if not names & shown] == []
+
+
+def test_panels_have_numbers_and_places_of_their_own(dashboard):
+    places = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in dashboard["panels"]
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(set(places)) == len(places)
+    assert max(x for x, _ in places) < 24
+    numbers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_every_metric_is_described(fresh):
