@@ -65,6 +65,38 @@ def test_what_is_no_json_is_refused_as_before(raw: str):
     assert refused(raw).code == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1e309", "1" + "0" * 309, "-" + "9" * 400, "7" * 6000, "1" + "0" * 400 + ".5"]
+)
+def test_a_number_that_no_double_holds_is_refused(number: str):
+    for raw in (number, f'{{"a": [0, {{"b": {number}}}]}}'):
+        error = refused(raw)
+        assert error.code == "invalid_json"
+        assert number[:20] in error.message or "out of range" in error.message
+        assert len(error.message) < 100
+    read_json(b'{"a": [1e308, -1.7976931348623157e308, 1e-999, ' + b"9" * 300 + b"]}")
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", '"chat_template_kwargs": {"x": 1e999}'),
+        ("/v1/responses", '"chat_template_kwargs": {"x": [-1e999]}'),
+        (
+            "/v1/chat/completions",
+            '"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"maximum": 1e999}}}',
+        ),
+        ("/v1/completions", '"temperature": 1e999'),
+    ],
+)
+def test_no_endpoint_reads_infinity(server: Server, path: str, more: str):
+    body = json.dumps(BODIES[path])[:-1] + f", {more}}}"
+    answer = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+    assert "too large for a double" in answer.json()["error"]["message"]
+
+
 def test_a_long_key_is_repeated_in_part():
     key = "k" * 100_000
     error = refused(json.dumps({"b": 1})[:-1] + f', "{key}": 1, "{key}": 2}}')

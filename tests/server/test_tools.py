@@ -249,6 +249,14 @@ def test_what_cannot_be_honoured_is_refused(calling, options, param: str, words:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": NaN}', '{"a": 1', "[1]"])
+def test_arguments_of_earlier_calls_must_be_sound(calling, arguments: str) -> None:
+    call = {"id": "c7", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(openai.BadRequestError, match="arguments of call 'c7' must be the JSON text of an object"):
+        ask(calling, messages)
+
+
 def test_a_model_that_knows_no_tools_says_so(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="not trained to call tools") as caught:
         ask(server)

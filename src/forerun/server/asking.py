@@ -1,5 +1,6 @@
 """Bodies of requests into requests of the engine. May take a while for long texts: call it off the event loop."""
 
+import json
 import secrets
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -84,6 +85,7 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     function = call.function
     try:
         arguments = pydantic_core.from_json(function.arguments or "{}", allow_inf_nan=False)
+        json.dumps(arguments, allow_nan=False)  # it makes infinity of 1e999 all the same
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):

@@ -1,7 +1,8 @@
-"""StrictRoute: bodies are read as JSON by a parser that bounds depth and refuses NaN, infinity, broken UTF-8 and a key
-that stands twice in one object."""
+"""StrictRoute: bodies are read as JSON by a parser that bounds depth and refuses NaN, infinity, numbers that no double
+holds, broken UTF-8 and a key that stands twice in one object."""
 
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,6 +12,8 @@ from fastapi.routing import APIRoute
 
 from forerun.server.errors import ApiError, spelled
 
+_MAX_DIGITS = 20  # of a number that an answer repeats
+
 
 def read_json(raw: bytes) -> Any:
     """The value of a body. Raises ApiError for what is no JSON, or leaves open which of two values is meant."""
@@ -18,18 +21,30 @@ def read_json(raw: bytes) -> Any:
         value = pydantic_core.from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         raise ApiError(400, f"the body is no valid JSON: {error}", code="invalid_json") from error
-    if isinstance(value, (dict, list)):
-        _refuse_twins(raw.decode())
+    _refuse_loose(raw.decode())
     return value
 
 
-def _refuse_twins(text: str) -> None:
-    """Raise ApiError for a key that stands twice in one object; of JSON that is known to be sound and not too deep.
+def _refuse_loose(text: str) -> None:
+    """Raise ApiError for a key that stands twice in one object, and for a number out of range; of JSON that is known to
+    be sound and not too deep.
 
-    The strict parser keeps the last of two values and does not tell; this one can tell, but is neither strict nor
-    bounded in depth: hence both. Its objects become None, so that only strings and lists are built twice.
+    The strict parser keeps the last of two values, makes infinity of 1e999, and does not tell; this one can tell, but
+    is neither strict nor bounded in depth: hence both. What it builds is mostly None.
     """
-    json.loads(text, object_pairs_hook=_check_keys)
+    json.loads(text, object_pairs_hook=_check_keys, parse_float=_check_number, parse_int=_check_number)
+
+
+def _check_number(spelling: str) -> None:
+    """Whole numbers too: a client in another language would read them as doubles, and so infinity."""
+    if math.isinf(float(spelling)):
+        said = f"the body is no valid JSON: the number {_short(spelling)} is too large for a double"
+        raise ApiError(400, said, code="invalid_json")
+
+
+def _short(spelling: str) -> str:
+    """As much of a number as an answer repeats."""
+    return spelling if len(spelling) <= _MAX_DIGITS else f"{spelling[:_MAX_DIGITS]}..."
 
 
 def _check_keys(pairs: list[tuple[str, Any]]) -> None:
