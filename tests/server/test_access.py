@@ -1,6 +1,7 @@
 """Keys, limits and CORS over HTTP: who gets in, what a tenant can take, and what tenants share: nothing."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ KEYS = (
     "slow:key-of-slow requests_per_minute=2",
     "few:key-of-few-1 tokens_per_minute=200 max_prompt_tokens=60 max_output_tokens=50",
     "one:key-of-one-1 concurrent=1",
+    "tiny:key-of-tiny-1 tokens_per_minute=80",
 )
 
 
@@ -120,6 +122,32 @@ def test_tokens_a_minute_and_of_one_request(keyed):
     assert answers[-1].status_code == 429
     error = answers[-1].json()["error"]
     assert (error["code"], error["type"]) == ("rate_limit_exceeded", "tokens")
+
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", CHAT, "max_tokens"),
+        ("/v1/chat/completions", CHAT, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "hello"}, "max_tokens"),
+        ("/v1/responses", {"input": "hello"}, "max_output_tokens"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("key", "limit", "more"),
+    [("key-of-few-1", 51, {}), ("key-of-tiny-1", 90, {}), (None, 2, {"min_tokens": 3})],
+    ids=["of an answer", "of a minute", "least"],
+)
+def test_the_limit_goes_by_the_name_that_the_client_used(keyed, path, body, name, key, limit, more):
+    headers = {"Authorization": f"Bearer {key or 'key-of-alice'}"}
+    answer = keyed.http.post(path, json={"model": MODEL, **body, name: limit, **more}, headers=headers)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert error["param"] == ("min_tokens" if more else name)
+    assert set(re.findall(r"max_\w+", error["message"])) == {name}
 
 
 def test_a_continuation_that_names_no_length_is_cut_at_the_key_s(tiny_model):

@@ -53,6 +53,7 @@ class Exchange:
     route   the path's template, "" while or where none matched
     status  of the answer, 0 before it began
     reason  why it was refused or failed, a word; "" when it was not
+    names   options by their name behind the endpoints, as this client called them
     """
 
     id: str
@@ -71,6 +72,7 @@ class Exchange:
     prompts: list[str] = field(default_factory=list)  # only with --log-prompts
     records: list[Record] = field(default_factory=list)
     num_open: int = 0  # generations without a record
+    names: dict[str, str] = field(default_factory=dict)
     span: Any = None  # of the tracing library
     on_end: Callable[["Exchange"], None] | None = None
 

@@ -14,6 +14,7 @@ from forerun.server.documented import generating
 from forerun.server.errors import failure_of
 from forerun.server.guiding import ask_chat
 from forerun.server.message import deltas_of, finish_reason, message_of
+from forerun.server.param_names import goes_by
 from forerun.server.reading import ChoiceReader
 from forerun.server.schema.answers import ChatCompletion
 from forerun.server.schema.chat import ChatRequest
@@ -29,6 +30,8 @@ router = APIRouter(route_class=StrictRoute)
 @router.post("/v1/chat/completions", response_model=None, responses=generating(ChatCompletion))
 async def chat_completions(body: ChatRequest, service: Serving, tenant: Asker, http: Request) -> Response:
     """Answer a conversation, at once or as a stream of server-sent events."""
+    if body.max_tokens is None and body.max_completion_tokens is not None:
+        goes_by("max_tokens", "max_completion_tokens")
     service.engine.check_room(body.n or 1)
     request = await ask_chat(body, service, tenant)
     readers = {index: ChoiceReader(body, request, service) for index in range(request.params.n)}
