@@ -395,4 +395,4 @@ class Engine:
             )
         if params.stop and request.make_stop_matcher is None:
             raise RequestError("stop strings need a tokenizer; use stop_token_ids", param="stop")
-        self.scheduler.check_fits(len(request.prompt), params.max_tokens)
+        self.scheduler.check_fits(len(request.prompt), params.max_tokens, params.min_tokens)

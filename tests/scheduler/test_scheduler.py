@@ -45,6 +45,13 @@ class TestFits:
             scheduler.check_fits(num_prompt, max_tokens)
         return caught.value.param, str(caught.value)
 
+    def test_a_least_length_that_the_context_cannot_hold(self):
+        scheduler = Scheduler(SchedulerConfig(64, 64, 8, 40), CacheConfig(9, 16, ("fp32",)), StepTime())
+        scheduler.check_fits(10, None, 30)
+        with pytest.raises(RequestError, match="min_tokens is 31 but the context holds 40, 10 of it") as caught:
+            scheduler.check_fits(10, None, 31)
+        assert caught.value.param == "min_tokens"
+
     def test_empty_prompt(self):
         assert self.refuse(0, 5) == ("prompt", "the prompt is empty: give it at least one token")
 

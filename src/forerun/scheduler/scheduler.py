@@ -21,9 +21,10 @@ from forerun.batch import Drawn, Outcome
 from forerun.cache.block_pool import BlockPool
 from forerun.cache.prefix_index import PrefixIndex, PrefixMatch
 from forerun.config import CacheConfig, SchedulerConfig
-from forerun.errors import RequestError, one_line
+from forerun.errors import one_line
 from forerun.sampling.prompt_scores import num_unscored
 from forerun.scheduler.finish import append_tokens
+from forerun.scheduler.fits import check_fits
 from forerun.scheduler.prefill import MIN_ROWS, divide, rows_beside
 from forerun.scheduler.queue import SequenceQueue
 from forerun.scheduler.step_time import StepTime
@@ -84,26 +85,10 @@ class Scheduler:
 
     # ---- requests come and go ----
 
-    def check_fits(self, num_prompt: int, max_tokens: int | None) -> None:
+    def check_fits(self, num_prompt: int, max_tokens: int | None, min_tokens: int = 0) -> None:
         """Refuse at once what could never run. Raises RequestError with the numbers."""
-        limit = self.config.max_model_len
-        if num_prompt < 1:
-            raise RequestError("the prompt is empty: give it at least one token", param="prompt")
-        if num_prompt >= limit:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens but the context holds {limit}, one of them for the answer: "
-                "shorten the prompt or raise max_model_len",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        longest = limit if max_tokens is None else min(limit, num_prompt + max_tokens)
         capacity = self.pool.num_blocks * self._cache.block_size
-        if longest > capacity:
-            raise RequestError(
-                f"the request may grow to {longest} tokens but the KV cache holds {capacity}: "
-                "lower max_tokens or raise kv_cache_bytes",
-                param="max_tokens",
-            )
+        check_fits(num_prompt, max_tokens, min_tokens, context=self.config.max_model_len, capacity=capacity)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that `check_fits` accepted."""
