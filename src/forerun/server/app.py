@@ -85,8 +85,17 @@ def _answer_errors(app: FastAPI) -> None:
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         path, allowed = repr(request.url.path[:200]), (error.headers or {}).get("Allow")
         told = {
-            404: ("not_found", f"there is no path {path} here: GET /v1/capabilities lists what there is"),
+            404: ("not_found", f"there is no path {path} here: {_meant(app, request.url.path)}"),
             405: ("method_not_allowed", f"{path} does not take {request.method}: use {allowed or 'another method'}"),
         }
         code, message = told.get(error.status_code, (None, str(error.detail)))
         return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+def _meant(app: FastAPI, path: str) -> str:
+    """What helps where there is no such path: clients often take their base URL without /v1, or have it twice."""
+    there = app.openapi()["paths"].keys() - {f"/v1/{name}" for name in refused.REFUSED_PATHS}
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        if other in there:
+            return f"{other} is, so look at the client's base URL"
+    return "GET /v1/capabilities lists what there is"

@@ -12,7 +12,7 @@ import pydantic_core
 from forerun.errors import RequestError
 from forerun.generation import Prompt, make_request
 from forerun.sequence import Request, SamplingParams
-from forerun.server.errors import ApiError
+from forerun.server.errors import ApiError, spelled
 from forerun.server.exchange import current_exchange
 from forerun.server.schema.chat import ChatMessage, ChatRequest, text_of
 from forerun.server.schema.completions import CompletionRequest
@@ -60,10 +60,14 @@ def chat_prompt(
 
     Raises RequestError, UsageError.
     """
-    taken = {"messages", "tools", "add_generation_prompt", *more}.intersection(variables or ())
-    if taken:
-        raise RequestError(f"{min(taken)} is not the client's to set in the template", param="chat_template_kwargs")
-    text = service.llm.chat_template.render(messages, **more, **(variables or {}))
+    template = service.llm.chat_template
+    for name in sorted(set(variables or ()) - template.variables):
+        known = ", ".join(sorted(template.variables)) or "none"
+        raise RequestError(
+            f"the chat template takes no variable {spelled(name)!r} from clients: it takes {known}",
+            param="chat_template_kwargs",
+        )
+    text = template.render(messages, **more, **(variables or {}))
     return service.llm.tokenizer.encode_prompt(text)
 
 

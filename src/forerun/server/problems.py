@@ -14,13 +14,20 @@ _CODES = {
     "unsupported_content": "unsupported_content",
 }
 
+_KINDS = {
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
+}
+
 
 def refusal(problems: Seq[Mapping[str, Any]], body: Any, path: str = "") -> ApiError:
     """The answer to a body that does not fit its schema.
 
     The first option at fault is named. An option that may have several forms is at fault once for each of them; of
-    these that the model cannot read it tells most, then the one that came furthest into the body, and of those that it
-    is empty.
+    these that the model cannot read it tells most, then the one that came furthest into the body, then one about a
+    value and not its type, and of those that it is empty.
 
     path  of the endpoint, for what is right elsewhere
     """
@@ -28,14 +35,16 @@ def refusal(problems: Seq[Mapping[str, Any]], body: Any, path: str = "") -> ApiE
     placed = [(_place(problem, body), problem) for problem in problems]
     options = [place[:1] for place, _ in placed]
     of_first = [pair for pair, option in zip(placed, options, strict=True) if option == options[0]]
-    place, problem = max(of_first, key=lambda pair: (*_rank(pair[1]["type"]), len(pair[0]), _is_empty(pair[1])))
+    place, problem = max(of_first, key=lambda pair: _telling(*pair))
     param = _spell(place) or None
     return ApiError(400, _sentence(problem, place, param, refused), param=param, code=_code(problem, place, refused))
 
 
-def _rank(kind: str) -> tuple[bool, bool]:
-    """How much a complaint tells by its kind: more than others those that were made for what this server lacks."""
-    return kind.startswith("unsupported_"), kind in _CODES
+def _telling(place: Seq[str | int], problem: Mapping[str, Any]) -> tuple[bool, bool, int, bool, bool]:
+    """How much a complaint tells: more than others those that were made for what this server lacks."""
+    kind = problem["type"]
+    is_ours = kind.startswith("unsupported_")
+    return is_ours, kind in _CODES, len(place), not kind.endswith("_type"), _is_empty(problem)
 
 
 def _place(problem: Mapping[str, Any], body: Any) -> tuple[str | int, ...]:
@@ -83,6 +92,10 @@ def _sentence(problem: Mapping[str, Any], place: Seq[str | int], param: str | No
         return f"{what} is not an option here: leave it out"
     if problem["type"] == "missing":
         return f"{what} is required"
+    if problem["type"] == "string_pattern_mismatch" and problem["loc"][-1] == "[key]":
+        return f'{what}: its keys must be token ids, such as "42"'
+    if problem["type"] in _KINDS:
+        return f"{what} must be {_KINDS[problem['type']]}"
     if problem["type"] in _CODES:
         return f"{what} cannot be honoured: {problem['msg']}"
     return f"{what}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"

@@ -9,6 +9,7 @@ from typing import Any
 import pydantic_core
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 
 from forerun.server.errors import ApiError, spelled
 
@@ -59,6 +60,20 @@ def _check_keys(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
+def _check_headers(headers: Headers) -> None:
+    """Raise ApiError for a body that is said to be something else than JSON as it stands."""
+    given = headers.get("content-type")
+    kind = (given or "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        # Without one it may come from a web page that nobody asked: such bodies cross origins without a question.
+        fact = "has no Content-Type" if given is None else f"has the Content-Type {kind[:60]!r}"
+        raise ApiError(400, f"the body {fact}: send application/json", code="invalid_content_type")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        said = f"the body has the Content-Encoding {encoding[:60]!r}: send it as it is"
+        raise ApiError(400, said, code="invalid_content_encoding")
+
+
 class _StrictRequest(Request):
     async def json(self) -> Any:
         return read_json(await self.body())
@@ -71,10 +86,8 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-            if self.body_field is not None and kind != "application/json" and not kind.endswith("+json"):
-                said = f"the body has the Content-Type {kind[:60]!r}: send application/json"
-                raise ApiError(400, said, code="invalid_content_type")
+            if self.body_field is not None:
+                _check_headers(request.headers)
             return await handle(_StrictRequest(request.scope, request.receive))
 
         return strict

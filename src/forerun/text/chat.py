@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import jinja2
-from jinja2 import nodes, pass_context
+from jinja2 import meta, nodes, pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -25,9 +25,14 @@ _MAX_EXPONENT = 1000
 
 _STEPS = "forerun_steps"  # the context variable and the filter that count them
 
+_GIVEN = ("messages", "tools", "add_generation_prompt")  # what every rendering is given
+
 
 class ChatTemplate:
-    """A model's chat template, compiled."""
+    """A model's chat template, compiled.
+
+    variables  what it asks for beside the conversation, such as enable_thinking
+    """
 
     def __init__(self, source: str | None, tokenizer: Tokenizer) -> None:
         """Compile `source`, the text of a jinja2 template.
@@ -44,9 +49,12 @@ class ChatTemplate:
             "eos_token": tokenizer.token_text(tokenizer.eos_ids[0]) if tokenizer.eos_ids else "",
         }
         try:
-            self._template = _Environment().compile_counted(source)
+            environment = _Environment()
+            self._template = environment.compile_counted(source)
+            asked = meta.find_undeclared_variables(environment.parse(source))
         except Exception as e:  # syntax errors, and a nesting that exhausts the compiler
             raise _template_error(e) from e
+        self.variables = frozenset(asked.difference(environment.globals, self._tokens, _GIVEN))
 
     def render(
         self,

@@ -28,7 +28,23 @@ REFUSED_PATHS = {
     "containers": "this server runs no code",
     "rerank": "this server generates text: it does not rank documents",
 }
+# What is behind an endpoint that does exist.
+REFUSED_BEHIND = {
+    "responses/input_tokens": "POST /tokenize counts the tokens of messages",
+    "responses/compact": "the conversation is taken as it is: shorten it yourself",
+    "responses": "responses are not stored, so there is none to fetch, cancel or delete",
+    "chat/completions": "answers are not stored, so there is none to fetch, change or delete",
+}
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def _answer_behind(name: str, sentence: str) -> None:
+    async def refuse(rest: str = "") -> None:
+        raise ApiError(404, f"there is nothing behind /v1/{name}: {sentence}", code="unsupported_endpoint")
+
+    paths = [f"/v1/{name}/{{rest:path}}", *([f"/v1/{name}"] if name.startswith("responses/") else [])]
+    for path in paths:
+        router.add_api_route(path, refuse, methods=_METHODS, include_in_schema=False)
 
 
 def _answer(name: str, sentence: str) -> None:
@@ -43,3 +59,5 @@ def _answer(name: str, sentence: str) -> None:
 
 for _name, _sentence in REFUSED_PATHS.items():
     _answer(_name, _sentence)
+for _name, _sentence in REFUSED_BEHIND.items():
+    _answer_behind(_name, _sentence)

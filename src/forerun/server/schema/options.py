@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
@@ -25,6 +25,7 @@ _SAME_NAME = (
     "n",
 )
 _LARGEST = 2**31 - 1
+_TokenId = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]  # in one spelling, so that none is given twice
 
 
 def only_false(name: str) -> AfterValidator:
@@ -36,6 +37,17 @@ def only_false(name: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def only(name: str, *values: str) -> BeforeValidator:
+    """An option of which only some values are known here; others are told why."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value not in values:
+            raise PydanticCustomError("unsupported_value", "{reason}", {"reason": REFUSED_VALUES[name]})
+        return value
+
+    return BeforeValidator(check)
 
 
 class SpeculationOptions(Schema):
@@ -62,7 +74,9 @@ class HarmlessOptions(Schema):
     prompt_cache_key: str | None = Field(None, description="accepted for compatibility; prefixes are found by content")
     metadata: dict[str, str] | None = Field(None, description="accepted for compatibility; has no effect")
     store: Annotated[bool | None, only_false("store")] = Field(None, description="only false: nothing is stored")
-    service_tier: Literal["auto", "default"] | None = Field(None, description="there is one tier")
+    service_tier: Annotated[Literal["auto", "default"] | None, only("service_tier", "auto", "default")] = Field(
+        None, description="there is one tier"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -85,9 +99,9 @@ class SamplingOptions(HarmlessOptions, GuidedOptions):
     frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
     repetition_penalty: float | None = Field(None, gt=0.0, le=100.0, description="over prompt and answer; 1 is off")
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100.0, le=100.0)]] | None
-    ) = Field(None, description="token ids to what is added to their logits")
+    logit_bias: dict[_TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
+        None, description="token ids to what is added to their logits"
+    )
     seed: int | None = Field(None, ge=-(2**127), lt=2**127, description="repeats an answer; one is drawn otherwise")
     stop: str | list[str] | None = Field(None, description="strings that end the answer, at most 64")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=_LARGEST)]] | None = None

@@ -23,7 +23,6 @@ REFUSED_OPTIONS = {
     "prompt_logprobs": "ask /v1/completions with echo and logprobs",
     "previous_response_id": "responses are not stored: pass the whole conversation as input",
     "conversation": "conversations are not stored: pass the whole conversation as input",
-    "background": "responses are not stored, so nobody could fetch one later",
     "background_options": "responses are not stored, so nobody could fetch one later",
     "context_management": "the conversation is taken as it is: shorten it yourself",
     "max_tool_calls": "this server calls no tools by itself",
@@ -41,6 +40,7 @@ REFUSED_VALUES = {
     "store": "answers are not stored: pass false or leave it out",
     "service_tier": 'there is one tier: pass "auto" or "default" or leave it out',
     "modalities": REFUSED_OPTIONS["modalities"],
+    "background": "responses are not stored, so nobody could fetch one later: pass false or leave it out",
     "truncation": 'a conversation is never shortened: pass "disabled" or leave it out',
     "tools": "tools are for /v1/chat/completions",
     "include_obfuscation": "streams are not padded",
@@ -55,6 +55,14 @@ REFUSED_PARTS = {
     "video_url": "videos",
     "refusal": "refusals",
 }
+
+# Items of an input that are neither messages nor reasoning.
+REFUSED_ITEMS = {"item_reference": "responses are not stored: pass the item itself"}
+
+
+def unsupported_item(kind: str) -> str | None:
+    """The sentence about a kind of input item, None for one that is read or that nobody knows."""
+    return REFUSED_VALUES["tools"] if kind.endswith(("_call", "_call_output")) else REFUSED_ITEMS.get(kind)
 
 
 def unsupported_tool(kind: str) -> str:

@@ -2,15 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from forerun.errors import RequestError
 from forerun.server.schema.chat import ChatMessage, ChatRequest
 from forerun.server.schema.content import InputContent
 from forerun.server.schema.guided import FlatSchemaFormat, JsonSchemaFormat, NamedSchema, ResponseFormat, TextFormat
-from forerun.server.schema.options import SamplingOptions, only_false
-from forerun.server.schema.refused import REFUSED_VALUES
+from forerun.server.schema.options import SamplingOptions, only, only_false
+from forerun.server.schema.refused import REFUSED_VALUES, unsupported_item
 from forerun.server.schema.strict import Schema
 
 
@@ -53,6 +53,16 @@ class InputReasoning(Schema):
     encrypted_content: None = None
 
 
+def _refuse_by_name(item: Any) -> Any:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if isinstance(kind, str) and (sentence := unsupported_item(kind)) is not None:
+        raise PydanticCustomError("unsupported_content", "{reason}", {"reason": sentence})
+    return item
+
+
+InputItem = Annotated[InputMessage | InputReasoning, BeforeValidator(_refuse_by_name)]
+
+
 class TextOptions(Schema):
     """The form of the answer."""
 
@@ -82,14 +92,19 @@ class ResponseStreamOptions(Schema):
 class ResponseRequest(SamplingOptions):
     """Answer an input."""
 
-    input: str | Annotated[list[InputMessage | InputReasoning], Field(min_length=1)]
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = Field(None, description="goes before the input, as a system message")
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1, description="default: to the end of the context")
     text: TextOptions | None = None
     include: list[Literal["message.output_text.logprobs"]] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20, description="needs include message.output_text.logprobs")
     stream_options: ResponseStreamOptions | None = None
-    truncation: Literal["disabled"] | None = Field(None, description="a conversation is never shortened")
+    truncation: Annotated[Literal["disabled"] | None, only("truncation", "disabled")] = Field(
+        None, description="a conversation is never shortened"
+    )
+    background: Annotated[bool | None, only_false("background")] = Field(
+        None, description="only false: nothing is stored"
+    )
     tools: Annotated[list[Any] | None, AfterValidator(_no_tools)] = Field(None, description="only an empty list")
     tool_choice: Literal["auto", "none"] | None = Field(None, description="there are no tools to choose")
     parallel_tool_calls: bool | None = Field(None, description="there are no tools to call")
