@@ -67,6 +67,7 @@ std::vector<std::string> detect() {
     add(avx512 && (seven.b & (1u << 17)), "avx512dq");
     add(avx512 && (seven.b & (1u << 30)), "avx512bw");
     add(avx512 && (seven.b & (1u << 31)), "avx512vl");
+    add(avx512 && (seven.c & (1u << 1)), "avx512_vbmi");
     add(avx512 && (seven.c & (1u << 6)), "avx512_vbmi2");
     add(avx512 && (seven.c & (1u << 11)), "avx512_vnni");
     add(avx512 && (seven_one.a & (1u << 5)), "avx512_bf16");

@@ -17,7 +17,8 @@ const std::vector<Entry>& entries() {
     static const std::vector<Entry> all = {
 #ifdef FORERUN_TABLE_AMX_BF16
         {&amx_bf16_table,
-         {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vbmi2", "amx_tile", "amx_bf16"}},
+         {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vbmi", "avx512_vbmi2", "amx_tile",
+          "amx_bf16"}},
 #endif
 #ifdef FORERUN_TABLE_AVX512_VNNI_BF16
         {&avx512_vnni_bf16_table, {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"}},

@@ -1,5 +1,6 @@
 #include "packed_tiles.h"
 
+#include <bit>
 #include <cstring>
 
 #include "bf16.h"
@@ -156,8 +157,14 @@ void put_word(uint8_t* line, int word, int value) {
     std::memcpy(line + 2 * static_cast<size_t>(word), &bits, sizeof bits);
 }
 
-uint32_t turned_left(uint32_t x, int n) {
-    return x << n | x >> (32 - n);
+// Adds a code to dword j of a line, from bit `bit` on. What does not fit is in the other dword of its qword, from bit
+// 0.
+void put_turned(uint8_t* line, int j, uint64_t code, int bit) {
+    uint64_t qword;
+    uint8_t* const at = line + static_cast<size_t>(j / 2) * sizeof qword;
+    std::memcpy(&qword, at, sizeof qword);
+    qword |= std::rotl(code, j % 2 * 32 + bit);
+    std::memcpy(at, &qword, sizeof qword);
 }
 
 void pack_row_nibbles(const RowGroup* groups, uint8_t* to) {
@@ -172,51 +179,44 @@ void pack_row_nibbles(const RowGroup* groups, uint8_t* to) {
 }
 
 void pack_row_fives(const RowGroup* groups, uint8_t* to) {
-    const auto turned = [](int code) { return (code & 15) << 1 | code >> 4; };
     for (int line = 0; line < 5; ++line, to += kLineBytes) {
         const RowGroup* const three = groups + 3 * line;
         for (int word = 0; word < kTileDepth; ++word) {
-            const int k = word_input(word), last = turned(groups[15].codes[k]) >> line & 1;
-            put_word(to, word,
-                     turned(three[0].codes[k]) | turned(three[1].codes[k]) << 5 | turned(three[2].codes[k]) << 10 |
-                         last << 15);
+            const int k = word_input(word), last = groups[15].codes[k] >> line & 1;
+            put_word(to, word, three[0].codes[k] | three[1].codes[k] << 5 | three[2].codes[k] << 10 | last << 15);
         }
     }
 }
 
 void pack_row_bytes(const RowGroup* groups, uint8_t* to) {
-    for (int line = 0; line < 8; ++line, to += kLineBytes, groups += 2) {
-        for (int j = 0; j < kLanes; ++j) {
-            uint32_t dword = 0;
-            for (int i = 0; i < 4; ++i) {
-                const uint32_t code = groups[i / 2].codes[j + 16 * (i % 2)] ^ 128u;
-                dword |= turned_left(code, 7 + 8 * i);
-            }
-            std::memcpy(to + 4 * static_cast<size_t>(j), &dword, sizeof dword);
+    std::memset(to, 0, 8 * kLineBytes);
+    for (int o = 0; o < kLanes; ++o) {
+        for (int k = 0; k < kTileDepth; ++k) {
+            put_turned(to + static_cast<size_t>(o / 2) * kLineBytes, k % 16, groups[o].codes[k] ^ 128u,
+                       7 + 16 * (o % 2) + 8 * (k / 16));
         }
     }
-}
-
-// Adds code `number` of 32, see tile_formats.h.
-void put_six_bits(uint32_t code, int number, uint32_t (&lines)[6]) {
-    if (number < 30) {
-        lines[number / 5] |= turned_left(code, 5 + number % 5 * 6);
-        return;
-    }
-    for (int i = 0; i < 3; ++i)
-        lines[(number - 30) * 3 + i] |= (code >> 2 * i & 3) << 3;
 }
 
 // Codes of a step's first sixteen inputs and of its last. `to`: codes of the two tiles, `next` bytes apart
 void pack_row_sixes(const RowGroup* first, const RowGroup* last, uint8_t* to, size_t next) {
-    for (int j = 0; j < kLanes; ++j) {
-        uint32_t lines[6] = {};
-        for (int o = 0; o < kLanes; ++o) {
-            put_six_bits(first[o].codes[j], 2 * o, lines);
-            put_six_bits(last[o].codes[j], 2 * o + 1, lines);
+    constexpr size_t kTileLines = 3;
+    const auto line = [&](int l) {
+        return to + static_cast<size_t>(l) / kTileLines * next + static_cast<size_t>(l) % kTileLines * kLineBytes;
+    };
+    for (int l = 0; l < 6; ++l)
+        std::memset(line(l), 0, kLineBytes);
+    for (int number = 0; number < 2 * kLanes; ++number) {
+        const RowGroup& group = (number % 2 ? last : first)[number / 2];
+        for (int j = 0; j < kLanes; ++j) {
+            const uint64_t code = group.codes[j];
+            if (number < 30) {
+                put_turned(line(number / 5), j, code, 5 + number % 5 * 6);
+                continue;
+            }
+            for (int i = 0; i < 3; ++i)
+                put_turned(line((number - 30) * 3 + i), j, code >> 2 * i & 3, 3);
         }
-        for (size_t l = 0; l < 6; ++l)
-            std::memcpy(to + l / 3 * next + l % 3 * kLineBytes + 4 * static_cast<size_t>(j), &lines[l], 4);
     }
 }
 

@@ -30,15 +30,14 @@
 // j and 16 + j of 32, its lower word to j:
 //
 //   nibbles  line l: outputs 4l .. 4l + 3 in bits 1 .. 4, 5 .. 8, 9 .. 12, and 13 .. 15 with bit 0 behind them
-//   fives    line l: outputs 3l .. 3l + 2 in bits 0 .. 14; bit 15 is bit l of output 15; the highest bit of each first
+//   fives    line l: outputs 3l .. 3l + 2 in bits 0 .. 14, the lowest first; bit 15 is bit l of output 15
 //
-// or without words:
+// or without words, where what goes beyond bit 31 is in the other dword of the qword, from its bit 0 on:
 //
 //   sixes    two tiles together, 6 lines: 32 numbers, of output 0 the codes of input j and of 16 + j, of output 1 and
-//            so on, five to a line from bits 5, 11, 17, 23 and 29 on, the last one's upper half in bits 0 .. 2; bits
-//            3, 4 of lines 0 to 2 are number 30, of the others 31
-//   bytes    line l: of output 2l from bits 7 and 15 on, of output 2l + 1 from bits 23 and 31 on, all but its lowest
-//            bit in bits 0 .. 6; 128 is added
+//            so on, five to a line from bits 5, 11, 17, 23 and 29 on; bits 3, 4 of lines 0 to 2 are number 30, of the
+//            others 31
+//   bytes    line l: the two of output 2l from bits 7 and 15 on, of output 2l + 1 from bits 23 and 31 on; 128 is added
 //
 // A weight is d q + m with d q exact in float32.
 #pragma once

@@ -20,6 +20,7 @@ namespace amx_bf16 {
 #include "kernels/attention_tiled_kv.inl.h"
 
 #include "kernels/tile_config.inl.h"
+#include "kernels/tile_registers.inl.h"
 
 #include "kernels/attention_tiles.inl.h"
 

@@ -123,52 +123,28 @@ static void store_outputs(const PackedLinearArgs& args, const float* total, int 
 
 // ---- up to 64 rows ----
 
-// Tiles go by names that the assembler sees, hence the cases.
-template <int BLOCK>
-FORERUN_INLINE void zero_total() {
-    if constexpr (BLOCK == 0) _tile_zero(0);
-    if constexpr (BLOCK == 1) _tile_zero(1);
-    if constexpr (BLOCK == 2) _tile_zero(2);
-    if constexpr (BLOCK == 3) _tile_zero(3);
-}
-
-template <int BLOCK>
-FORERUN_INLINE void store_total(float* to, size_t bytes) {
-    if constexpr (BLOCK == 0) _tile_stored(0, to, bytes);
-    if constexpr (BLOCK == 1) _tile_stored(1, to, bytes);
-    if constexpr (BLOCK == 2) _tile_stored(2, to, bytes);
-    if constexpr (BLOCK == 3) _tile_stored(3, to, bytes);
-}
-
+// A step's products, with what is unpacked meanwhile between loads and products: a product whose operands are not there
+// holds up what comes behind it.
+//
 // Even and odd steps use other tiles, so that one's loads do not wait for the other's products.
-template <int BLOCK, bool ODD>
-FORERUN_INLINE void multiply_block(const uint16_t* x, size_t bytes) {
-    if constexpr (ODD) {
-        _tile_loadd(7, x, bytes);
-        if constexpr (BLOCK == 0) _tile_dpbf16ps(0, 5, 7);
-        if constexpr (BLOCK == 1) _tile_dpbf16ps(1, 5, 7);
-        if constexpr (BLOCK == 2) _tile_dpbf16ps(2, 5, 7);
-        if constexpr (BLOCK == 3) _tile_dpbf16ps(3, 5, 7);
-    } else {
-        _tile_loadd(6, x, bytes);
-        if constexpr (BLOCK == 0) _tile_dpbf16ps(0, 4, 6);
-        if constexpr (BLOCK == 1) _tile_dpbf16ps(1, 4, 6);
-        if constexpr (BLOCK == 2) _tile_dpbf16ps(2, 4, 6);
-        if constexpr (BLOCK == 3) _tile_dpbf16ps(3, 4, 6);
+template <int BLOCKS, bool ODD, class Unpack>
+FORERUN_INLINE void multiply_step(const uint16_t* weights, const uint16_t* x, size_t next_block, size_t bytes,
+                                  const Unpack& unpack) {
+    constexpr int kWeights = ODD ? 5 : 4, kFirst = BLOCKS == 1 && ODD ? 7 : 6;
+    load_tile<kWeights>(weights, 64);
+    load_tile<kFirst>(x, bytes);
+    if constexpr (BLOCKS > 1) load_tile<7>(x + next_block, bytes);
+    unpack();
+    multiply_tiles<0, kWeights, kFirst>();
+    if constexpr (BLOCKS > 1) multiply_tiles<1, kWeights, 7>();
+    if constexpr (BLOCKS > 2) {
+        load_tile<6>(x + 2 * next_block, bytes);
+        multiply_tiles<2, kWeights, 6>();
     }
-}
-
-template <int BLOCKS, bool ODD>
-FORERUN_INLINE void multiply_step(const uint16_t* weights, const uint16_t* x, size_t next_block, size_t bytes) {
-    if constexpr (ODD) {
-        _tile_loadd(5, weights, 64);
-    } else {
-        _tile_loadd(4, weights, 64);
+    if constexpr (BLOCKS > 3) {
+        load_tile<7>(x + 3 * next_block, bytes);
+        multiply_tiles<3, kWeights, 7>();
     }
-    multiply_block<0, ODD>(x, bytes);
-    if constexpr (BLOCKS > 1) multiply_block<1, ODD>(x + next_block, bytes);
-    if constexpr (BLOCKS > 2) multiply_block<2, ODD>(x + 2 * next_block, bytes);
-    if constexpr (BLOCKS > 3) multiply_block<3, ODD>(x + 3 * next_block, bytes);
 }
 
 template <TileFormat F, int BLOCKS>
@@ -184,26 +160,26 @@ static void multiply_panel(const PackedLinearArgs& args, int columns, int panel)
     const auto unpack = [&](int step) __attribute__((always_inline)) {
         if (step < steps) unpack_step<F, true>(weights, step, steps, scales, ring[step & (kRing - 1)]);
     };
-    zero_total<0>();
-    if constexpr (BLOCKS > 1) zero_total<1>();
-    if constexpr (BLOCKS > 2) zero_total<2>();
-    if constexpr (BLOCKS > 3) zero_total<3>();
+    zero_tile<0>();
+    if constexpr (BLOCKS > 1) zero_tile<1>();
+    if constexpr (BLOCKS > 2) zero_tile<2>();
+    if constexpr (BLOCKS > 3) zero_tile<3>();
     begin_scales<F>(weights, 0, scales);
     for (int step = 0; step < kRing - 1; ++step)
         unpack(step);
     for (int step = 0; step < steps; step += 2, x += 2 * next_step) {
         finish_stores(ring);
-        multiply_step<BLOCKS, false>(ring[step & (kRing - 1)], x, next_block, bytes);
-        unpack(step + kRing - 1);
+        multiply_step<BLOCKS, false>(ring[step & (kRing - 1)], x, next_block, bytes,
+                                     [&]() __attribute__((always_inline)) { unpack(step + kRing - 1); });
         if (step + 1 == steps) break;
         finish_stores(ring);
-        multiply_step<BLOCKS, true>(ring[(step + 1) & (kRing - 1)], x + next_step, next_block, bytes);
-        unpack(step + kRing);
+        multiply_step<BLOCKS, true>(ring[(step + 1) & (kRing - 1)], x + next_step, next_block, bytes,
+                                    [&]() __attribute__((always_inline)) { unpack(step + kRing); });
     }
-    store_total<0>(total[0], bytes);
-    if constexpr (BLOCKS > 1) store_total<1>(total[1], bytes);
-    if constexpr (BLOCKS > 2) store_total<2>(total[2], bytes);
-    if constexpr (BLOCKS > 3) store_total<3>(total[3], bytes);
+    store_tile<0>(total[0], bytes);
+    if constexpr (BLOCKS > 1) store_tile<1>(total[1], bytes);
+    if constexpr (BLOCKS > 2) store_tile<2>(total[2], bytes);
+    if constexpr (BLOCKS > 3) store_tile<3>(total[3], bytes);
     for (int block = 0; block < BLOCKS; ++block)
         store_outputs(args, total[block], columns, block, panel);
 }
@@ -255,34 +231,34 @@ template <int PANELS, int BLOCKS>
 FORERUN_INLINE void multiply_range(const UnpackedRange& range, const uint16_t* x, size_t next_block, float* totals) {
     constexpr int kTotal = kLanes * kLanes;
     if (range.first == 0) {
-        _tile_zero(0);
-        if constexpr (PANELS == 2) _tile_zero(1);
-        if constexpr (BLOCKS == 2) _tile_zero(2);
-        if constexpr (PANELS == 2 && BLOCKS == 2) _tile_zero(3);
+        zero_tile<0>();
+        if constexpr (PANELS == 2) zero_tile<1>();
+        if constexpr (BLOCKS == 2) zero_tile<2>();
+        if constexpr (PANELS == 2 && BLOCKS == 2) zero_tile<3>();
     } else {
-        _tile_loadd(0, totals, 64);
-        if constexpr (PANELS == 2) _tile_loadd(1, totals + kTotal, 64);
-        if constexpr (BLOCKS == 2) _tile_loadd(2, totals + 2 * kTotal, 64);
-        if constexpr (PANELS == 2 && BLOCKS == 2) _tile_loadd(3, totals + 3 * kTotal, 64);
+        load_tile<0>(totals, 64);
+        if constexpr (PANELS == 2) load_tile<1>(totals + kTotal, 64);
+        if constexpr (BLOCKS == 2) load_tile<2>(totals + 2 * kTotal, 64);
+        if constexpr (PANELS == 2 && BLOCKS == 2) load_tile<3>(totals + 3 * kTotal, 64);
     }
     for (int i = 0; i < range.steps; ++i, x += kRowTileWords) {
-        _tile_loadd(6, x, 64);
-        _tile_loadd(4, range.weights[0][i], 64);
-        _tile_dpbf16ps(0, 4, 6);
+        load_tile<6>(x, 64);
+        load_tile<4>(range.weights[0][i], 64);
+        multiply_tiles<0, 4, 6>();
         if constexpr (PANELS == 2) {
-            _tile_loadd(5, range.weights[1][i], 64);
-            _tile_dpbf16ps(1, 5, 6);
+            load_tile<5>(range.weights[1][i], 64);
+            multiply_tiles<1, 5, 6>();
         }
         if constexpr (BLOCKS == 2) {
-            _tile_loadd(7, x + next_block, 64);
-            _tile_dpbf16ps(2, 4, 7);
-            if constexpr (PANELS == 2) _tile_dpbf16ps(3, 5, 7);
+            load_tile<7>(x + next_block, 64);
+            multiply_tiles<2, 4, 7>();
+            if constexpr (PANELS == 2) multiply_tiles<3, 5, 7>();
         }
     }
-    _tile_stored(0, totals, 64);
-    if constexpr (PANELS == 2) _tile_stored(1, totals + kTotal, 64);
-    if constexpr (BLOCKS == 2) _tile_stored(2, totals + 2 * kTotal, 64);
-    if constexpr (PANELS == 2 && BLOCKS == 2) _tile_stored(3, totals + 3 * kTotal, 64);
+    store_tile<0>(totals, 64);
+    if constexpr (PANELS == 2) store_tile<1>(totals + kTotal, 64);
+    if constexpr (BLOCKS == 2) store_tile<2>(totals + 2 * kTotal, 64);
+    if constexpr (PANELS == 2 && BLOCKS == 2) store_tile<3>(totals + 3 * kTotal, 64);
 }
 
 // All rows of one or two panels over steps [begin, end). totals [blocks / 2][2][2][16][16]

@@ -6,10 +6,11 @@ FORERUN_INLINE uint16_t word_at(const uint8_t* from, int word) {
     return value;
 }
 
-FORERUN_INLINE uint32_t dword_at(const uint8_t* from, int dword) {
-    uint32_t value;
-    __builtin_memcpy(&value, from + 4 * dword, sizeof value);
-    return value;
+// Qword `qword` turned right.
+FORERUN_INLINE uint64_t turned_qword(const uint8_t* from, int qword, int bits) {
+    uint64_t value;
+    __builtin_memcpy(&value, from + 8 * qword, sizeof value);
+    return bits ? value >> bits | value << (64 - bits) : value;
 }
 
 // The code of input `k` of output `lane` in a step of 32 inputs of TileOrder::kRows. `first`, `second`: codes of its
@@ -19,36 +20,31 @@ FORERUN_INLINE int row_code(TileFormat format, const uint8_t* first, const uint8
     const auto word = [&](int l) {
         return int{word_at(first + static_cast<size_t>(l) * kLineBytes, 2 * dword + half)};
     };
-    const auto turned_right = [](uint32_t x, int n) { return x >> n | x << (32 - n); };
+    // Bits of a dword from `bit` on; what is behind its end is in the other dword of its qword.
+    const auto turned = [&](const uint8_t* line, int bit) {
+        return static_cast<int>(turned_qword(line, dword / 2, dword % 2 * 32 + bit) & 255);
+    };
     switch (code_bits(format)) {
         case 4: {
             const int value = word(lane / 4);
             return lane % 4 == 3 ? value >> 13 | (value & 1) << 3 : value >> (1 + lane % 4 * 4) & 15;
         }
         case 5: {
-            int turned = 0;
-            if (lane < 15) {
-                turned = word(lane / 3) >> lane % 3 * 5 & 31;
-            } else {
-                for (int l = 0; l < 5; ++l)
-                    turned |= word(l) >> 15 << l;
-            }
-            return turned >> 1 | (turned & 1) << 4;
+            if (lane < 15) return word(lane / 3) >> lane % 3 * 5 & 31;
+            int code = 0;
+            for (int l = 0; l < 5; ++l)
+                code |= word(l) >> 15 << l;
+            return code;
         }
         case 6: {
-            const auto line = [&](int l) {
-                return dword_at((l < 3 ? first : second) + static_cast<size_t>(l % 3) * kLineBytes, dword);
-            };
+            const auto line = [&](int l) { return (l < 3 ? first : second) + static_cast<size_t>(l % 3) * kLineBytes; };
             const int number = 2 * lane + half;
-            if (number < 30) return static_cast<int>(turned_right(line(number / 5), 5 + number % 5 * 6) & 63);
+            if (number < 30) return turned(line(number / 5), 5 + number % 5 * 6) & 63;
             const int l = number == 30 ? 0 : 3;
-            return static_cast<int>((line(l) >> 3 & 3) | (line(l + 1) >> 3 & 3) << 2 | (line(l + 2) >> 3 & 3) << 4);
+            return (turned(line(l), 3) & 3) | (turned(line(l + 1), 3) & 3) << 2 | (turned(line(l + 2), 3) & 3) << 4;
         }
         default:
-            return static_cast<int>(turned_right(dword_at(first + static_cast<size_t>(lane / 2) * kLineBytes, dword),
-                                                 7 + 16 * (lane % 2) + 8 * half) &
-                                    255) -
-                   128;
+            return turned(first + static_cast<size_t>(lane / 2) * kLineBytes, 7 + 16 * (lane % 2) + 8 * half) - 128;
     }
 }
 

@@ -1,10 +1,10 @@
 // Packed tiles as the first operand of a tile product: [16 outputs][32 inputs] bfloat16, scaled. Weights must lie in
-// the order TileOrder::kRows. With AVX-512.
+// the order TileOrder::kRows. With AVX-512, VBMI and VBMI2.
 //
 // All inputs of an output in a tile share scale and minimum. Up to four bits, the sixteen values that its codes can
 // have are one vector of floats, made by one multiply-add. Read as words, number 2c + 1 of that vector is the upper
 // half of value c, which is the value as bfloat16, cut off: one vpermw looks 32 codes up, if each index is twice the
-// code and an odd bit. Five bits take two such vectors, put together.
+// code and an odd bit. Five bits take two such vectors, put together as 32 words, of which one vpermb takes both bytes.
 //
 // A code of six or eight bits becomes the end of the mantissa of a number, base + code, where it stands in its dword;
 // a multiply-add with -(base + zero) times the scale leaves the value. For that product to be exact the scale is
@@ -12,6 +12,10 @@
 //
 // Cutting off instead of rounding would make every weight smaller, by half a unit of bfloat16's eighth bit on average.
 // That share is put on the scales first, so that errors are even; a number of bfloat16 stays what it is.
+//
+// For some 200 cycles behind any tile instruction the processor multiplies on one of its two vector ports only. So
+// beside tile products multiplies, shifts and half of every vpermw wait for that one; permutations, vpmultishiftqb and
+// masked vpshufb have the other, logic takes either. Codes of more than four bits are unpacked with that in mind.
 
 constexpr float kCutOff =
     1.0f + 0.72134752f / 256;  // mean loss where logarithms of mantissas are uniform: 1 / (2 ln 2)
@@ -99,12 +103,51 @@ FORERUN_INLINE __m512i shift_words(__m512i x, int shift) {
     return shift ? _mm512_mulhi_epu16(x, _mm512_set1_epi16(static_cast<short>(1 << (16 - shift)))) : x;
 }
 
-// The values of codes first .. first + 15 of an output.
+// Where vpmultishiftqb begins to read the bits of every byte.
+struct ByteShifts {
+    alignas(64) uint8_t bit[64];
+    FORERUN_MEMBER __m512i load() const { return _mm512_load_si512(bit); }
+};
+
+// Eight bits of x, from bit `from` of every word on, to both bytes of the word.
+constexpr ByteShifts word_shifts(int from) {
+    ByteShifts shifts{};
+    for (int i = 0; i < 64; ++i)
+        shifts.bit[i] = static_cast<uint8_t>((i % 8 / 2 * 16 + from) & 63);
+    return shifts;
+}
+template <int FROM>
+FORERUN_INLINE __m512i both_bytes(__m512i x) {
+    static constexpr ByteShifts kShifts = word_shifts(FROM);
+    return _mm512_multishift_epi64_epi8(kShifts.load(), x);
+}
+
+// Every qword turned right.
+constexpr ByteShifts turn_shifts(int bits) {
+    ByteShifts shifts{};
+    for (int i = 0; i < 64; ++i)
+        shifts.bit[i] = static_cast<uint8_t>((i % 8 * 8 + bits) & 63);
+    return shifts;
+}
+template <int BITS>
+FORERUN_INLINE __m512i turned_right(__m512i x) {
+    static constexpr ByteShifts kShifts = turn_shifts(BITS);
+    return _mm512_multishift_epi64_epi8(kShifts.load(), x);
+}
+
+// mask ? a : b, bit by bit
+FORERUN_INLINE __m512i choose(__m512i mask, __m512i a, __m512i b) {
+    return _mm512_ternarylogic_epi32(mask, a, b, 0xca);
+}
+
+// The values of sixteen codes of an output, first, first + step, ...
 template <TileFormat F>
-FORERUN_INLINE __m512i row_values(const RowScales& scales, int output, int first) {
-    const float start = static_cast<float>(first - tile_shape(F).zero_code);
-    const __m512 codes = _mm512_add_ps(_mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
-                                       _mm512_set1_ps(start));  // a constant
+FORERUN_INLINE __m512i row_values(const RowScales& scales, int output, int first, int step) {
+    alignas(64) float numbers[kLanes];  // a constant
+    FORERUN_UNROLL
+    for (int i = 0; i < kLanes; ++i)
+        numbers[i] = static_cast<float>(first + i * step - tile_shape(F).zero_code);
+    const __m512 codes = _mm512_load_ps(numbers);
     const __m512 scale = _mm512_set1_ps(scales.scale[0][output]);
     const __m512 values = has_minimum(F) ? _mm512_fmadd_ps(codes, scale, _mm512_set1_ps(scales.minimum[output]))
                                          : _mm512_mul_ps(codes, scale);
@@ -117,7 +160,8 @@ FORERUN_INLINE void store_weights(uint16_t* out, int output, __m512i values) {
 
 // Upper halves of `even` and of `odd`, in turns.
 FORERUN_INLINE __m512i upper_halves(__m512i even, __m512i odd) {
-    return _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(even, 16), odd);
+    const __m512i down = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
+    return _mm512_mask_shuffle_epi8(odd, 0x3333'3333'3333'3333u, even, down);
 }
 
 // fetch(output) is called before every output: what is fetched meanwhile must be asked for in even intervals, or the
@@ -135,29 +179,29 @@ FORERUN_INLINE void unpack_four_bits(const uint8_t* codes, const RowScales& scal
         for (int i = 0; i < 4; ++i) {
             const int output = 4 * line + i;
             fetch(output);
-            store_weights(out, output, _mm512_permutexvar_epi16(index[i], row_values<F>(scales, output, 0)));
+            store_weights(out, output, _mm512_permutexvar_epi16(index[i], row_values<F>(scales, output, 0, 1)));
         }
     }
 }
 
-template <TileFormat F, class Fetch>
-FORERUN_INLINE void unpack_five_bits(const uint8_t* codes, const RowScales& scales, uint16_t* out, const Fetch& fetch) {
-    const auto look_up = [&](int output, __m512i index) __attribute__((always_inline)) {
-        fetch(output);
-        const __m512i values = upper_halves(row_values<F>(scales, output, 0), row_values<F>(scales, output, 16));
-        store_weights(out, output, _mm512_permutexvar_epi16(index, values));
-    };
-    __m512i last = _mm512_setzero_si512();  // bit l from bit 15 of line l
-    FORERUN_UNROLL
-    for (int line = 0; line < 5; ++line) {
-        const __m512i words = line_at(codes, line);
-        FORERUN_UNROLL
-        for (int i = 0; i < 3; ++i)
-            look_up(3 * line + i, shift_words(words, 5 * i));
-        const __m512i bit = _mm512_set1_epi16(static_cast<short>(1 << line));
-        last = _mm512_ternarylogic_epi32(last, shift_words(words, 15 - line), bit, 0xf8);  // a | (b & c)
+template <TileFormat F, int OUTPUT, class Fetch>
+FORERUN_INLINE void unpack_five_bits(const uint8_t* codes, const RowScales& scales, uint16_t* out, const Fetch& fetch,
+                                     __m512i last = _mm512_setzero_si512()) {
+    if constexpr (OUTPUT < kLanes) {
+        fetch(OUTPUT);
+        const __m512i words = line_at(codes, OUTPUT / 3);
+        __m512i code = last;  // from bit 1 of each byte on
+        if constexpr (OUTPUT < 15) code = both_bytes<OUTPUT % 3 * 5 - 1>(words);
+        const __m512i halves = _mm512_set1_epi16(0x0100), code_bits = _mm512_set1_epi8(0x3e);
+        const __m512i bytes = choose(code_bits, code, halves);
+        const __m512i values = upper_halves(row_values<F>(scales, OUTPUT, 0, 2), row_values<F>(scales, OUTPUT, 1, 2));
+        store_weights(out, OUTPUT, _mm512_permutexvar_epi8(bytes, values));
+        if constexpr (OUTPUT % 3 == 0 && OUTPUT < 15) {
+            constexpr int kBit = OUTPUT / 3;  // of the last output
+            last = choose(_mm512_set1_epi8(2 << kBit), both_bytes<14 - kBit>(words), last);
+        }
+        unpack_five_bits<F, OUTPUT + 1>(codes, scales, out, fetch, last);
     }
-    look_up(15, last);
 }
 
 // The values of codes of BITS bits at place PLACE of every dword, which are those of a half's inputs.
@@ -171,20 +215,19 @@ FORERUN_INLINE __m512i field_values(__m512i dwords, const RowScales& scales, int
                                                _mm512_set1_ps(scales.offset[scale][index][output])));
 }
 
-// Number 2 x output + half of 32, five to a line: three where they stand, two after a rotation that brings them there.
+// Number 2 x output + half of 32, five to a line: three where they stand, two after a turn that brings them there.
 // Bits 3 and 4 of the lines are left over: of lines 0 to 2 they are number 30, of the others 31.
 template <int NUMBER>
 FORERUN_INLINE __m512i six_bits(const __m512i (&lines)[6], const RowScales& scales) {
     constexpr int kOutput = NUMBER / 2, kHalf = NUMBER % 2, kField = NUMBER % 5, kIndex = kField % 3;
     if constexpr (NUMBER < 30) {
-        const __m512i line = kField < 3 ? lines[NUMBER / 5] : _mm512_rol_epi32(lines[NUMBER / 5], 14);
+        const __m512i line = kField < 3 ? lines[NUMBER / 5] : turned_right<18>(lines[NUMBER / 5]);
         return field_values<kSixPlaces[kIndex], 6>(line, scales, kHalf, kIndex, kOutput);
     } else {
         constexpr int kFirst = NUMBER == 30 ? 0 : 3;
-        const auto two = [&](int i) __attribute__((always_inline)) {
-            return _mm512_and_si512(_mm512_slli_epi32(lines[kFirst + i], 2 + 2 * i), _mm512_set1_epi32(96 << 2 * i));
-        };
-        const __m512i line = _mm512_ternarylogic_epi32(two(0), two(1), two(2), 0xfe);  // a | b | c
+        const __m512i two = choose(_mm512_set1_epi32(0x7f), turned_right<64 - 2>(lines[kFirst]),
+                                   turned_right<64 - 4>(lines[kFirst + 1]));
+        const __m512i line = choose(_mm512_set1_epi32(0x1ff), two, turned_right<64 - 6>(lines[kFirst + 2]));
         return field_values<kSixPlaces[0], 6>(line, scales, kHalf, 0, kOutput);
     }
 }
@@ -213,7 +256,7 @@ FORERUN_INLINE void unpack_eight_bits(const uint8_t* codes, const RowScales& sca
             store_weights(out, output,
                           upper_halves(field_values<kEightPlaces[0], 8>(dwords, scales, 0, 0, output),
                                        field_values<kEightPlaces[1], 8>(dwords, scales, 1, 1, output)));
-            dwords = _mm512_rol_epi32(dwords, 16);
+            dwords = turned_right<16>(dwords);
         }
     }
 }
@@ -226,7 +269,7 @@ FORERUN_INLINE void unpack_rows(const uint8_t* tile, const RowScales& scales, ui
     if constexpr (code_bits(F) == 4) {
         unpack_four_bits<F>(codes, scales, out, fetch);
     } else if constexpr (code_bits(F) == 5) {
-        unpack_five_bits<F>(codes, scales, out, fetch);
+        unpack_five_bits<F, 0>(codes, scales, out, fetch);
     } else if constexpr (code_bits(F) == 6) {
         const uint8_t* const next = codes + kShape.tile_bytes;
         const __m512i lines[6] = {line_at(codes, 0), line_at(codes, 1), line_at(codes, 2),
