@@ -108,9 +108,10 @@ def test_statistics_add_up(llm: LLM) -> None:
 def test_logprobs_are_those_of_plain_decoding(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30, logprobs=2, ignore_eos=True)
     drafted = llm.generate(PROMPTS[1], params)[0]
-    llm.reconfigure(speculation="off")
+    llm.reconfigure(speculation=None)  # off
     plain = llm.generate(PROMPTS[1], params)[0]
     llm.reconfigure()
+    assert plain.stats.drafted == 0 < drafted.stats.drafted
     assert drafted.logprobs == plain.logprobs
     assert drafted.logprobs is not None
     assert all(len(entry.top) == 2 for entry in drafted.logprobs)

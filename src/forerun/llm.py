@@ -66,7 +66,7 @@ class LLM:
     """A loaded model with its engine.
 
     model           path, alias or hub id
-    speculation     "auto", "off", a drafter's name, or a SpeculationConfig
+    speculation     "auto", "off" or None, a drafter's name, or a SpeculationConfig
     threads         compute threads; None: as many as this process may use
     kv_cache_bytes  size of the KV cache; None: room for four sequences of full length, at most half of the free memory
     max_model_len   longest prompt plus output in tokens; None: the model's own, at most 8192
@@ -78,7 +78,7 @@ class LLM:
         self,
         model: str = DEFAULT_MODEL,
         *,
-        speculation: str | SpeculationConfig = "auto",
+        speculation: str | SpeculationConfig | None = "auto",
         threads: int | None = None,
         kv_cache_bytes: int | None = None,
         max_model_len: int | None = None,
@@ -320,7 +320,7 @@ class LLM:
     def reconfigure(
         self,
         *,
-        speculation: str | SpeculationConfig | Drafter = "auto",
+        speculation: str | SpeculationConfig | Drafter | None = "auto",
         options: EngineOptions | None = None,
         kv_blocks: int | None = None,
     ) -> None:
@@ -379,8 +379,10 @@ def _no_progress(done: int, total: int) -> None:
     pass
 
 
-def _drafting(speculation: str | SpeculationConfig | Drafter) -> tuple[SpeculationConfig, list[Drafter]]:
+def _drafting(speculation: str | SpeculationConfig | Drafter | None) -> tuple[SpeculationConfig, list[Drafter]]:
     """How much to draft, and by whom: nobody decodes plainly. Raises UsageError for an unknown drafter."""
+    if speculation is None:
+        speculation = "off"
     if isinstance(speculation, str):
         speculation = SpeculationConfig(drafter=speculation)
     if not isinstance(speculation, SpeculationConfig):
