@@ -81,8 +81,8 @@ void check_format(TileFormat format) {
     const size_t panel_bytes = static_cast<size_t>(tiles / shape.group_tiles) * group_bytes(shape);
     const Buffer panels(kOutputs / kLanes * panel_bytes + 65536);  // kernels prefetch, and may load, behind the end
     for (int panel = 0; panel < kOutputs / kLanes; ++panel)
-        pack_panel(format, blocks.data() + static_cast<size_t>(panel) * kLanes * row_bytes, row_bytes, kLanes, tiles,
-                   panels.as<uint8_t>() + static_cast<size_t>(panel) * panel_bytes);
+        pack_panel(format, TileOrder::kPairs, blocks.data() + static_cast<size_t>(panel) * kLanes * row_bytes,
+                   row_bytes, kLanes, tiles, panels.as<uint8_t>() + static_cast<size_t>(panel) * panel_bytes);
     std::vector<float> x(kRows * kInputs);
     for (float& value : x)
         value = std::normal_distribution<float>()(random);

@@ -1,7 +1,10 @@
 """The native build keeps two promises of the design: bits do not depend on compiler liberties, and no instruction
 beyond the platform's minimum is compiled outside `native/isa`, so that feature detection itself can never fault."""
 
+import os
 import re
+import shutil
+import subprocess
 
 from tests.structure.source_tree import ROOT, source_files
 
@@ -80,3 +83,12 @@ class TestTheChecksThemselves:
     def test_loose_math(self) -> None:
         assert LOOSE_MATH.search("-ffp-contract=fast")
         assert not LOOSE_MATH.search("-ffp-contract=off -fno-fast-math")
+
+
+def test_the_check_of_neon_compiles() -> None:
+    """`make neon` needs a cross compiler and an emulator; that its program fits the native sources, any compiler sees."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    assert compiler, "a C++ compiler built the module: it must be on PATH, or named by CXX"
+    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Inative", "tools/neon_check.cpp"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
