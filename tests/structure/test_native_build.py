@@ -86,7 +86,7 @@ class TestTheChecksThemselves:
 
 
 def test_the_check_of_neon_compiles() -> None:
-    """`make neon` needs a cross compiler and an emulator; that its program fits the native sources, any compiler sees."""
+    """`make neon` needs a cross compiler and an emulator; whether its program fits the sources, any compiler sees."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     assert compiler, "a C++ compiler built the module: it must be on PATH, or named by CXX"
     command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Inative", "tools/neon_check.cpp"]
