@@ -19,6 +19,7 @@ from forerun.options import EngineOptions
 from forerun.server.app import build_app
 from forerun.server.config import ServerConfig
 from forerun.server.operations import Operations
+from forerun.server.run import KEEP_ALIVE_S
 
 MODEL = "tiny"
 
@@ -44,7 +45,10 @@ def serving(llm: LLM, config: ServerConfig | None = None, operations: Operations
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(build_app(llm, config, operations), log_level="warning", lifespan="on"))
+        app = build_app(llm, config, operations)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="warning", lifespan="on", timeout_keep_alive=KEEP_ALIVE_S)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
