@@ -198,24 +198,22 @@ void pack_row_bytes(const RowGroup* groups, uint8_t* to) {
     }
 }
 
+// Adds code `number` of 32 of dword j to six lines, three to a tile of `next` bytes. See tile_formats.h.
+void put_six_bits(uint8_t* lines, size_t next, int j, uint64_t code, int number) {
+    const auto line = [&](int l) { return lines + (l < 3 ? 0 : next) + static_cast<size_t>(l % 3) * kLineBytes; };
+    if (number < 30) return put_turned(line(number / 5), j, code, 5 + number % 5 * 6);
+    for (int i = 0; i < 3; ++i)
+        put_turned(line((number - 30) * 3 + i), j, code >> 2 * i & 3, 3);
+}
+
 // Codes of a step's first sixteen inputs and of its last. `to`: codes of the two tiles, `next` bytes apart
 void pack_row_sixes(const RowGroup* first, const RowGroup* last, uint8_t* to, size_t next) {
-    constexpr size_t kTileLines = 3;
-    const auto line = [&](int l) {
-        return to + static_cast<size_t>(l) / kTileLines * next + static_cast<size_t>(l) % kTileLines * kLineBytes;
-    };
-    for (int l = 0; l < 6; ++l)
-        std::memset(line(l), 0, kLineBytes);
-    for (int number = 0; number < 2 * kLanes; ++number) {
-        const RowGroup& group = (number % 2 ? last : first)[number / 2];
+    std::memset(to, 0, 3 * kLineBytes);
+    std::memset(to + next, 0, 3 * kLineBytes);
+    for (int o = 0; o < kLanes; ++o) {
         for (int j = 0; j < kLanes; ++j) {
-            const uint64_t code = group.codes[j];
-            if (number < 30) {
-                put_turned(line(number / 5), j, code, 5 + number % 5 * 6);
-                continue;
-            }
-            for (int i = 0; i < 3; ++i)
-                put_turned(line((number - 30) * 3 + i), j, code >> 2 * i & 3, 3);
+            put_six_bits(to, next, j, first[o].codes[j], 2 * o);
+            put_six_bits(to, next, j, last[o].codes[j], 2 * o + 1);
         }
     }
 }
