@@ -67,6 +67,11 @@ struct PackedLinearArgs {
     const float* bias;
     float* out;
     size_t ldo;
+    // Where the table gates_packed, not null if the first half of the outputs gates the second: silu(gate) * up then
+    // goes here, as round_columns would leave it, instead of to `out`. Panels are counted in the first half, a task's
+    // begin and end are even; no bias.
+    uint16_t* gated = nullptr;
+    size_t gated_ld = 0;
 };
 
 // What linear_packed takes: bfloat16 as linear does, with sums; int16 with scales; bfloat16 with rows as columns.
@@ -132,6 +137,7 @@ struct KernelTable {
     bool tiles_kv;         // it takes bfloat16 KV as tiles, see kv_store.h
     TileOrder tile_order;  // of packed matrices
     PackedInputs packed_inputs;
+    bool gates_packed;  // linear_packed can gate its outputs itself
     int sums_per_tile;  // floats that round_rows_and_sum leaves in `sums` for every 32 inputs of a row
 
     // x[r, 0..width) to bfloat16, zeros up to ldo.

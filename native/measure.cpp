@@ -67,7 +67,7 @@ Program::OpShape Program::shape_of(const Stage& stage) const {
     if (stage.end - stage.begin == 1) return shape;
     shape.kind.clear();
     shape.inputs = shape.outputs = 0;
-    shape.weight_bytes = 0;  // of an embedding table a few rows are read
+    if (!stage.is_gating) shape.weight_bytes = 0;  // of an embedding table a few rows are read
     std::vector<View> made;
     for (size_t i = stage.begin; i < stage.end; ++i) {
         const Op& op = ops_[i];

@@ -224,6 +224,7 @@ void Program::finish(View logits, bool fuse) {
     const int most_rows = std::max(max_rows_, max_outputs_);
     const int tile_elements = table_.packed_inputs == PackedInputs::kInt16 ? kInt16TileElements : kTileDepth;
     const size_t rounded = take(rounded_stride(max_inputs_, tile_elements) * padded(most_rows) / 2);
+    const size_t gated = take(gated_words_ * padded(most_rows) / 2);
     const size_t sums = take(
         table_.round_rows_and_sum ? sum_floats(max_inputs_) * static_cast<size_t>(ceil_div(most_rows, kLanes)) : 0);
     const size_t scratch = take(scratch_floats_ * static_cast<size_t>(pool_.size()));
@@ -236,6 +237,7 @@ void Program::finish(View logits, bool fuse) {
     for (size_t i = 0; i < buffers_.size(); ++i)
         buffers_[i].data = base + starts[i];
     rounded_ = reinterpret_cast<uint16_t*>(base + rounded);
+    gated_ = reinterpret_cast<uint16_t*>(base + gated);
     sums_ = base + sums;
     scratch_ = base + scratch;
     partial_ = base + partial;

@@ -127,12 +127,14 @@ class Program {
         float number = 0;       // epsilon or scale
         int first_head = 0;     // key/value head, of an operation on some heads
         bool is_scrap = false;  // what it makes or, rounding, takes lies in no buffer but with the thread
+        bool is_gated = false;  // the inputs of a linear layer are what another has gated and rounded
     };
 
     // Neighbouring operations ops_[begin, end) that run as one parallel region.
     struct Stage {
         size_t begin, end;
-        bool by_heads;  // shared out by key/value heads and rows, else by rows
+        bool by_heads;           // shared out by key/value heads and rows, else by rows
+        bool is_gating = false;  // a linear layer whose kernel gates and rounds its outputs itself
     };
 
     // Rows [begin, end) of an operation. scrap  of the thread, for sixteen rows of what goes into no buffer
@@ -176,7 +178,8 @@ class Program {
     void plan_stages(bool fuse);
     size_t end_of_rows(size_t begin) const;
     size_t end_of_heads(size_t begin) const;
-    bool is_read_behind(size_t index) const;
+    bool is_gated_linear(size_t begin) const;
+    bool is_read_behind(View value, size_t index) const;
 
     void check_batch(const BatchArrays& batch, const KvStore& store) const;
     void check_sequence(const BatchArrays& batch, const KvStore& store, int sequence) const;
@@ -187,7 +190,7 @@ class Program {
     void run_rows(const Op& op, const RowTask& task) const;
     void round_rows(const Op& op, const RowTask& task) const;
     void write_kv(const Op& op, const RowTask& task) const;
-    void run_linear(const Op& op, int rows);
+    void run_linear(const Stage& stage, int rows);
     int linear_tasks(const PackedMatrix& matrix, int rows) const;
     bool needs_sums(const PackedMatrix& matrix) const { return table_.round_rows_and_sum && matrix.is_packed(); }
     bool needs_columns(const PackedMatrix& matrix) const { return table_.round_columns && matrix.is_packed(); }
@@ -238,7 +241,9 @@ class Program {
     size_t scratch_floats_ = 0, state_floats_ = 0;  // that attention layers need at most
     size_t partial_floats_ = 0, scrap_floats_ = 0;
     std::unique_ptr<HugeBuffer> memory_;
+    size_t gated_words_ = 0;          // what linear layers that gate leave at most, of a row
     uint16_t* rounded_ = nullptr;     // bf16 inputs of the next linear layers
+    uint16_t* gated_ = nullptr;       // the same where a linear layer has left them
     float* sums_ = nullptr;           // of those inputs, where the table needs them
     float* scratch_ = nullptr;        // per thread, for attention
     float* scrap_ = nullptr;          // per thread

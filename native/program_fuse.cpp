@@ -7,7 +7,7 @@
 //
 // A row's operations keep their order, and none of them reads another row: whatever buffers they share, they may be
 // merged as long as they run on the same rows. Only the fp32 result that goes into nothing but a rounding needs more
-// thought, since it is then not written at all.
+// thought, since it is then not written at all. Nor are the outputs of a linear layer whose kernel gates them.
 #include <algorithm>
 #include <vector>
 
@@ -56,11 +56,20 @@ bool Program::runs_on_outputs(const Op& op) const {
 void Program::plan_stages(bool fuse) {
     for (size_t begin = 0, end; begin < ops_.size(); begin = end) {
         end = begin + 1;
+        if (fuse && is_gated_linear(begin)) {
+            end = begin + 3;
+            stages_.push_back({begin, end, false, true});
+            gated_words_ = std::max(gated_words_, rounded_stride(*ops_[begin + 2].matrix));
+            ops_[begin].is_scrap = ops_[begin + 1].is_scrap = ops_[begin + 2].is_scrap = true;
+            for (size_t i = end; i < ops_.size() && ops_[i].kind != Kind::kRound; ++i)
+                ops_[i].is_gated = ops_[i].kind == Kind::kLinear;
+            continue;
+        }
         if (fuse) end = std::max({end, end_of_rows(begin), end_of_heads(begin)});
         stages_.push_back({begin, end, end - begin > 1 && ops_[end - 1].kind == Kind::kWriteKv});
         if (end - begin == 1 || ops_[end - 1].kind != Kind::kRound) continue;
         Op &maker = ops_[end - 2], &round = ops_[end - 1];
-        if (maker.out != round.a || is_read_behind(end - 1)) continue;
+        if (maker.out != round.a || is_read_behind(round.a, end)) continue;
         maker.is_scrap = round.is_scrap = true;
         scrap_floats_ = std::max(scrap_floats_, kLanes * scrap_stride(round.a));
     }
@@ -98,19 +107,33 @@ size_t Program::end_of_heads(size_t begin) const {
     return end + 1;
 }
 
-// Whether anybody reads what operation `index` has read, before it is written anew.
-bool Program::is_read_behind(size_t index) const {
-    const View read = ops_[index].a;
+// Whether a linear layer, the gating of one half of its outputs with the other and the rounding of that follow upon
+// each other, so that the layer's kernel can do it all.
+bool Program::is_gated_linear(size_t begin) const {
+    if (!table_.gates_packed || begin + 2 >= ops_.size()) return false;
+    const Op &linear = ops_[begin], &gate = ops_[begin + 1], &round = ops_[begin + 2];
+    if (linear.kind != Kind::kLinear || gate.kind != Kind::kSiluMul || round.kind != Kind::kRound) return false;
+    const int half = linear.out.width / 2;
+    const View first{linear.out.buffer, linear.out.column, half}, second{first.buffer, first.column + half, half};
+    const PackedMatrix& next = *round.matrix;
+    return !linear.is_gated && linear.matrix->is_packed() && linear.vector < 0 && linear.out.width == 2 * half &&
+           gate.a == first && gate.b == second && round.a == gate.out && needs_columns(next) &&
+           half == next.k_tiles() * tile_shape(next.format()).inputs &&  // no inputs of zero behind them
+           !is_read_behind(linear.out, begin + 2) && !is_read_behind(gate.out, begin + 3);
+}
+
+// Whether anybody reads a value from operation `index` on, before it is written anew.
+bool Program::is_read_behind(View value, size_t index) const {
     for (const View kept : kept_)
-        if (overlap(kept, read)) return true;
-    Columns value(read);
-    for (size_t i = index + 1; i < ops_.size(); ++i) {
+        if (overlap(kept, value)) return true;
+    Columns columns(value);
+    for (size_t i = index; i < ops_.size(); ++i) {
         const Op& op = ops_[i];
         const bool reads_rounded = op.kind == Kind::kLinear;  // what the rounding has left
-        if (!reads_rounded && (value.any_in(op.a) || value.any_in(op.b))) return true;
-        value.overwrite(op.out);
+        if (!reads_rounded && (columns.any_in(op.a) || columns.any_in(op.b))) return true;
+        columns.overwrite(op.out);
     }
-    return value.any_in(logits_);
+    return columns.any_in(logits_);
 }
 
 }  // namespace forerun

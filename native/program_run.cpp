@@ -53,7 +53,7 @@ void Program::run_stage(const Stage& stage, const BatchArrays& batch, const KvSt
     const Op& first = ops_[stage.begin];
     const int rows = runs_on_outputs(first) ? batch.num_outputs : batch.num_rows;
     if (rows == 0) return;
-    if (first.kind == Kind::kLinear) return run_linear(first, rows);
+    if (first.kind == Kind::kLinear) return run_linear(stage, rows);
     if (first.kind == Kind::kAttention) return run_attention(first, batch, store);
     if (stage.by_heads) return run_heads(stage, batch, store);
     int pieces = pieces_of(rows, work_per_row(stage)), unit = 1;
@@ -228,13 +228,15 @@ int task_of_claim(int claim, int tasks, int threads) {
 
 }  // namespace
 
-void Program::run_linear(const Op& op, int rows) {
+void Program::run_linear(const Stage& stage, int rows) {
+    const Op& op = ops_[stage.begin];
     const PackedMatrix& matrix = *op.matrix;
+    const uint16_t* const x = op.is_gated ? gated_ : rounded_;
     const size_t ldx = rounded_stride(matrix);
     const float* const bias = op.vector >= 0 ? vector(op.vector) : nullptr;
-    const LinearArgs plain{rounded_,        ldx,           rows, matrix.data(), matrix.k_tiles(), matrix.rows(), bias,
-                           pointer(op.out), stride(op.out)};
-    const PackedLinearArgs packed{.x = rounded_,
+    const LinearArgs plain{
+        x, ldx, rows, matrix.data(), matrix.k_tiles(), matrix.rows(), bias, pointer(op.out), stride(op.out)};
+    const PackedLinearArgs packed{.x = x,
                                   .ldx = ldx,
                                   .rows = rows,
                                   .sums = sums_,
@@ -246,13 +248,16 @@ void Program::run_linear(const Op& op, int rows) {
                                   .columns = matrix.rows(),
                                   .bias = bias,
                                   .out = pointer(op.out),
-                                  .ldo = stride(op.out)};
-    const int64_t pairs = ceil_div(matrix.panels(), 2);  // kernels like panels in pairs
-    const int tasks = linear_tasks(matrix, rows);
+                                  .ldo = stride(op.out),
+                                  .gated = stage.is_gating ? gated_ : nullptr,
+                                  .gated_ld = stage.is_gating ? rounded_stride(*ops_[stage.end - 1].matrix) : 0};
+    const int panels = stage.is_gating ? matrix.panels() / 2 : matrix.panels();
+    const int64_t pairs = ceil_div(panels, 2);  // kernels like panels in pairs
+    const int tasks = std::min(linear_tasks(matrix, rows), static_cast<int>(pairs));
     run_tasks(tasks, [&](int claim, int thread) {
         const int task = task_of_claim(claim, tasks, pool_.size());
         const int begin = static_cast<int>(2 * (pairs * task / tasks));
-        const int end = std::min(matrix.panels(), static_cast<int>(2 * (pairs * (task + 1) / tasks)));
+        const int end = std::min(panels, static_cast<int>(2 * (pairs * (task + 1) / tasks)));
         if (matrix.is_packed()) {
             table_.linear_packed(packed, begin, end,
                                  packed_scratch_ + packed_scratch_bytes_ * static_cast<size_t>(thread));

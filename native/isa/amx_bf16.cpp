@@ -32,6 +32,11 @@ namespace amx_bf16 {
 #include "kernels/packed_formats.inl.h"
 #include "kernels/round_columns.inl.h"
 #include "kernels/unpack_rows.inl.h"
+#include "kernels/unpack_steps.inl.h"
+
+#include "kernels/packed_outputs_amx.inl.h"
+
+#include "kernels/linear_packed_amx_few.inl.h"
 
 #include "kernels/linear_packed_amx.inl.h"
 #include "kernels/row_passes.inl.h"
@@ -46,6 +51,7 @@ static constexpr KernelTable make_tiled_table(const char* name) {
     table.tile_order = TileOrder::kRows;
     table.packed_inputs = PackedInputs::kColumns;
     table.round_columns = round_columns;
+    table.gates_packed = true;
     table.write_kv_bf16 = write_kv_bf16;
     table.attention_bf16 = attention_bf16;
     table.merge_bf16 = attention_merge_bf16;

@@ -87,14 +87,18 @@ static void rope(float* x, size_t ldx, int rows, int num_heads, int head_dim, in
     }
 }
 
+// silu(gate) * up
+FORERUN_INLINE Vec gated(Vec gate, Vec up) {
+    return gate / (broadcast(1.0f) + exponential(zero() - gate)) * up;
+}
+
 static void silu_mul(const float* gate, size_t ldg, const float* up, size_t ldu, int rows, int width, float* out,
                      size_t ldo) {
     for (int row = 0; row < rows; ++row) {
         for (int i = 0; i < width; i += 16) {
             const int lanes = width - i;
             const Vec g = load_first(gate + row * ldg + i, lanes), u = load_first(up + row * ldu + i, lanes);
-            const Vec activated = g / (broadcast(1.0f) + exponential(zero() - g));
-            store_first(out + row * ldo + i, activated * u, lanes);
+            store_first(out + row * ldo + i, gated(g, u), lanes);
         }
     }
 }

@@ -14,14 +14,19 @@ FORERUN_INLINE int tile_columns(int rows) {
     return columns;
 }
 
-// 32 numbers of a row as 16 pairs, j with 16 + j; what is behind `width` is zero.
-FORERUN_INLINE __m512i round_pairs(const float* x, int width) {
-    const __m512bh rounded = _mm512_cvtne2ps_pbh(load_first(x + kLanes, width - kLanes).v, load_first(x, width).v);
+// Sixteen pairs of bfloat16.
+FORERUN_INLINE __m512i round_and_pair(__m512 first, __m512 second) {
+    const __m512bh rounded = _mm512_cvtne2ps_pbh(second, first);
     __m512i words;
     __builtin_memcpy(&words, &rounded, sizeof words);
     alignas(64) static constexpr uint16_t kTurns[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     return _mm512_permutexvar_epi16(_mm512_load_si512(kTurns), words);
+}
+
+// 32 numbers of a row as 16 pairs, j with 16 + j; what is behind `width` is zero.
+FORERUN_INLINE __m512i round_pairs(const float* x, int width) {
+    return round_and_pair(load_first(x, width).v, load_first(x + kLanes, width - kLanes).v);
 }
 
 // Rows [first, end) of a block; x its first such row, out the block.

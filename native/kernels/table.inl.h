@@ -6,6 +6,7 @@ static constexpr KernelTable make_table(const char* name) {
         .tiles_kv = false,
         .tile_order = TileOrder::kPairs,
         .packed_inputs = PackedInputs::kRows,
+        .gates_packed = false,
         .sums_per_tile = kSumsPerTile,
         .round_rows = round_rows,
         .linear = linear,

@@ -49,7 +49,8 @@ class Comparison:
         else:
             out = result.view
         program.finish(out, fuse=fuse)
-        store = _native.KvStore(self.table, 1024 // self.block_size, self.block_size, [(*self.heads, self.codec)])
+        blocks = -(-max(rows, 1024) // self.block_size)
+        store = _native.KvStore(self.table, blocks, self.block_size, [(*self.heads, self.codec)])
         run(program, store, batch)
         return [shape.kind for shape in _native.op_shapes(program)], program.logits()[:outputs].view(np.int32).copy()
 
@@ -119,6 +120,90 @@ def test_activation_and_rounding(table, num_rows, threads, width, kind):
 
     kinds = compare.check([exact((num_rows, 2 * width), 0, 3.0)], record, 50)
     assert kinds == ["silu_mul+round", "linear", "select_outputs"]
+
+
+class Gated:
+    """A recording: a linear layer whose first half gates the second, and one that reads that."""
+
+    def __init__(self, compare, inputs, half, kinds, *, bias=False):
+        self.half, self.has_bias = half, bias
+        self.first, self.second = compare.matrix(2 * half, inputs, kinds[0]), compare.matrix(40, half, kinds[1])
+
+    def __call__(self, program, views):
+        product, out = new_view(program, self.half), program.add_buffer(40 + self.half, False)
+        both = program.add_buffer(2 * self.half, False)
+        bias = program.add_vector(exact((2 * self.half,), 4)) if self.has_bias else -1
+        program.linear(views[0], self.first, bias, _native.View(both, 0, 2 * self.half))
+        program.silu_mul(*self.halves(both), product)
+        program.linear(product, self.second, -1, _native.View(out, 0, 40))
+        self.behind(program, both, product, _native.View(out, 40, self.half))
+        return Result(_native.View(out, 0, 40 + self.half))
+
+    def halves(self, both):
+        return [_native.View(both, column, self.half) for column in (0, self.half)]
+
+    def behind(self, program, both, product, out):
+        program.rms_norm(_native.View(0, 0, self.half), program.add_vector(exact((self.half,), 3)), 1e-6, out)
+
+
+@every_table
+@pytest.mark.parametrize(
+    ("num_rows", "threads"), [(1, 2), (3, 1), (16, 2), (17, 3), (33, 2), (64, 2), (70, 4), (1600, 2)]
+)
+@pytest.mark.parametrize(
+    ("half", "kinds"), [(96, ("Q4_1", "Q8_0")), (256, ("Q8_0", "Q4_K")), (512, ("Q6_K", "Q5_0")), (256, ("Q4_K",) * 2)]
+)
+def test_a_linear_layer_gates_its_outputs(table, num_rows, threads, half, kinds):
+    x = exact((num_rows, 512), 0, 3.0)
+    x[num_rows // 2, 5] = np.nan
+    compare = Comparison(table, threads)
+    found = compare.check([x], Gated(compare, 512, half, kinds), 40 + half)
+    gated = ["linear+silu_mul+round"] if table == "amx_bf16" else ["linear", "silu_mul+round"]
+    assert found == ["round", *gated, "linear", "rms_norm", "select_outputs"]
+
+
+class ReadsProduct(Gated):
+    def behind(self, program, both, product, out):
+        program.add(product, product, out)
+
+
+class ReadsGates(Gated):
+    def behind(self, program, both, product, out):
+        program.add(self.halves(both)[0], product, out)
+
+
+class Keeps(Gated):
+    def behind(self, program, both, product, out):
+        super().behind(program, both, product, out)
+        program.keep(_native.View(both, 0, 2 * self.half))
+
+
+class Swapped(Gated):
+    def halves(self, both):
+        return super().halves(both)[::-1]
+
+
+@every_table
+@pytest.mark.parametrize("recording", [ReadsProduct, ReadsGates, Keeps, Swapped])
+def test_gated_outputs_that_somebody_reads_are_written(table, recording):
+    compare = Comparison(table)
+    found = compare.check([exact((5, 256))], recording(compare, 256, 256, ("Q4_0", "Q4_0")), 40 + 256)
+    assert "linear+silu_mul+round" not in found
+
+
+@every_table
+@pytest.mark.parametrize(("half", "kinds"), [(96, ("bf16", "Q4_0")), (96, ("Q4_0", "bf16")), (72, ("Q4_0", "bf16"))])
+def test_only_packed_layers_gate(table, half, kinds):
+    compare = Comparison(table)
+    found = compare.check([exact((5, 96))], Gated(compare, 96, half, kinds), 40 + half)
+    assert "linear+silu_mul+round" not in found
+
+
+@every_table
+def test_a_layer_with_a_bias_does_not_gate(table):
+    compare = Comparison(table)
+    found = compare.check([exact((5, 256))], Gated(compare, 256, 96, ("Q4_0", "Q4_0"), bias=True), 40 + 96)
+    assert "linear+silu_mul+round" not in found
 
 
 @every_table

@@ -59,7 +59,7 @@ class ProfiledCpuBackend(CpuBackend):
 
 
 def _name(shape: _native.OpShape) -> str:
-    """Kind, and for a matrix its shape and the bits of a packed weight."""
+    """Kind, and for a matrix alone its shape and the bits of a packed weight."""
     if shape.kind != "linear":
         return "+".join(NAMES.get(kind, kind) for kind in shape.kind.split("+"))
     bits = 8 * shape.weight_bytes / (shape.inputs * shape.outputs)
