@@ -157,15 +157,21 @@ void put_word(uint8_t* line, int word, int value) {
     std::memcpy(line + 2 * static_cast<size_t>(word), &bits, sizeof bits);
 }
 
-// Adds a code to dword j of a line, from bit `bit` on. What does not fit is in the other dword of its qword, from bit
-// 0.
-void put_turned(uint8_t* line, int j, uint64_t code, int bit) {
-    uint64_t qword;
-    uint8_t* const at = line + static_cast<size_t>(j / 2) * sizeof qword;
-    std::memcpy(&qword, at, sizeof qword);
-    qword |= std::rotl(code, j % 2 * 32 + bit);
-    std::memcpy(at, &qword, sizeof qword);
-}
+// A line as it is put together. Codes of sixteen inputs, one to a dword, from bit `bit` on; what does not fit is in the
+// other dword of its qword, from bit 0.
+struct TurnedLine {
+    uint64_t qwords[kLineBytes / sizeof(uint64_t)] = {};
+
+    void add(const uint8_t* codes, int bit) { add_bits(codes, 0, 255, bit); }
+    // The bits of `mask` of every code shifted right.
+    void add_bits(const uint8_t* codes, int shift, unsigned mask, int bit) {
+        for (int q = 0; q < kLanes / 2; ++q) {
+            const uint64_t even = codes[2 * q] >> shift & mask, odd = codes[2 * q + 1] >> shift & mask;
+            qwords[q] |= std::rotl(even, bit) | std::rotl(odd, bit + 32);
+        }
+    }
+    void store(uint8_t* to) const { std::memcpy(to, qwords, sizeof qwords); }
+};
 
 void pack_row_nibbles(const RowGroup* groups, uint8_t* to) {
     for (int line = 0; line < 4; ++line, to += kLineBytes, groups += 4) {
@@ -189,32 +195,30 @@ void pack_row_fives(const RowGroup* groups, uint8_t* to) {
 }
 
 void pack_row_bytes(const RowGroup* groups, uint8_t* to) {
-    std::memset(to, 0, 8 * kLineBytes);
-    for (int o = 0; o < kLanes; ++o) {
-        for (int k = 0; k < kTileDepth; ++k) {
-            put_turned(to + static_cast<size_t>(o / 2) * kLineBytes, k % 16, groups[o].codes[k] ^ 128u,
-                       7 + 16 * (o % 2) + 8 * (k / 16));
+    for (int l = 0; l < kLanes / 2; ++l, to += kLineBytes) {
+        TurnedLine line;
+        for (int i = 0; i < 2; ++i) {
+            uint8_t codes[kTileDepth];
+            for (int k = 0; k < kTileDepth; ++k)
+                codes[k] = groups[2 * l + i].codes[k] ^ 128;
+            line.add(codes, 7 + 16 * i);
+            line.add(codes + kLanes, 15 + 16 * i);
         }
+        line.store(to);
     }
 }
 
-// Adds code `number` of 32 of dword j to six lines, three to a tile of `next` bytes. See tile_formats.h.
-void put_six_bits(uint8_t* lines, size_t next, int j, uint64_t code, int number) {
-    const auto line = [&](int l) { return lines + (l < 3 ? 0 : next) + static_cast<size_t>(l % 3) * kLineBytes; };
-    if (number < 30) return put_turned(line(number / 5), j, code, 5 + number % 5 * 6);
-    for (int i = 0; i < 3; ++i)
-        put_turned(line((number - 30) * 3 + i), j, code >> 2 * i & 3, 3);
-}
-
-// Codes of a step's first sixteen inputs and of its last. `to`: codes of the two tiles, `next` bytes apart
-void pack_row_sixes(const RowGroup* first, const RowGroup* last, uint8_t* to, size_t next) {
-    std::memset(to, 0, 3 * kLineBytes);
-    std::memset(to + next, 0, 3 * kLineBytes);
-    for (int o = 0; o < kLanes; ++o) {
-        for (int j = 0; j < kLanes; ++j) {
-            put_six_bits(to, next, j, first[o].codes[j], 2 * o);
-            put_six_bits(to, next, j, last[o].codes[j], 2 * o + 1);
+// Codes of a step: step[0] of its first sixteen inputs, step[1] of its last. `to`: codes of the two tiles, `next` bytes
+// apart
+void pack_row_sixes(const RowGroup (&step)[2][kLanes], uint8_t* to, size_t next) {
+    for (int l = 0; l < 6; ++l) {
+        TurnedLine line;
+        for (int field = 0; field < 5; ++field) {
+            const int number = 5 * l + field;
+            line.add(step[number % 2][number / 2].codes, 5 + 6 * field);
         }
+        line.add_bits(step[l / 3][kLanes - 1].codes, 2 * (l % 3), 3, 3);
+        line.store(to + static_cast<size_t>(l / 3) * next + static_cast<size_t>(l % 3) * kLineBytes);
     }
 }
 
@@ -264,7 +268,7 @@ void pack_panel(TileFormat format, TileOrder order, const uint8_t* rows, size_t 
         } else if (format != TileFormat::kQ6_K) {
             pack_row_codes(format, groups, codes);
         } else if (tile % 2 == 1) {
-            pack_row_sixes(of_step[0], of_step[1], codes - shape.tile_bytes, shape.tile_bytes);
+            pack_row_sixes(of_step, codes - shape.tile_bytes, shape.tile_bytes);
         }
     }
 }
