@@ -178,7 +178,7 @@ class Program {
     void plan_stages(bool fuse);
     size_t end_of_rows(size_t begin) const;
     size_t end_of_heads(size_t begin) const;
-    bool is_gated_linear(size_t begin) const;
+    bool gates_outputs(size_t begin) const;
     bool is_read_behind(View value, size_t index) const;
 
     void check_batch(const BatchArrays& batch, const KvStore& store) const;

@@ -56,7 +56,7 @@ bool Program::runs_on_outputs(const Op& op) const {
 void Program::plan_stages(bool fuse) {
     for (size_t begin = 0, end; begin < ops_.size(); begin = end) {
         end = begin + 1;
-        if (fuse && is_gated_linear(begin)) {
+        if (fuse && gates_outputs(begin)) {
             end = begin + 3;
             stages_.push_back({begin, end, false, true});
             gated_words_ = std::max(gated_words_, rounded_stride(*ops_[begin + 2].matrix));
@@ -109,7 +109,7 @@ size_t Program::end_of_heads(size_t begin) const {
 
 // Whether a linear layer, the gating of one half of its outputs with the other and the rounding of that follow upon
 // each other, so that the layer's kernel can do it all.
-bool Program::is_gated_linear(size_t begin) const {
+bool Program::gates_outputs(size_t begin) const {
     if (!table_.gates_packed || begin + 2 >= ops_.size()) return false;
     const Op &linear = ops_[begin], &gate = ops_[begin + 1], &round = ops_[begin + 2];
     if (linear.kind != Kind::kLinear || gate.kind != Kind::kSiluMul || round.kind != Kind::kRound) return false;
